@@ -1,0 +1,1 @@
+"""The cluster half: submit, supervise, read Slurm. It never imports the training half."""

@@ -1,0 +1,1 @@
+"""Tasks and databases: the generated toy set and the import of Spider."""

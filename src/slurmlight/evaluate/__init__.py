@@ -1,0 +1,1 @@
+"""Evaluation of a checkpoint: merge, serve, run, report."""

@@ -1,0 +1,175 @@
+"""Presets: what to train, as typed TOML. ``load`` gives a preset by name or file, with overrides, checked.
+
+A preset may start from another one: ``base = "qwen"`` as its first line; its own keys win.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import msgspec.inspect
+
+from slurmlight.errors import UserError, unknown_name
+from slurmlight.presets.rules import check, warnings
+from slurmlight.presets.schema import Preset
+
+__all__ = ["Preset", "from_json", "load", "names", "resolve", "to_json", "warnings"]
+
+FOLDER = Path(__file__).parent
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str, overrides: Iterable[str] = ()) -> Preset:
+    """The preset called ``name`` (or the TOML file at that path) with ``key=value`` overrides applied.
+
+    Raises UserError for an unknown preset or key, a value of the wrong type, or a combination known not to work.
+    """
+    return resolve(_table(name), overrides)
+
+
+def resolve(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Preset:
+    merged = _deep_copy(table)
+    for text in overrides:
+        _override(merged, text)
+    preset = from_json(merged)
+    check(preset)
+    return preset
+
+
+def to_json(preset: Preset) -> dict[str, Any]:
+    return msgspec.to_builtins(preset)
+
+
+def from_json(value: Mapping[str, Any]) -> Preset:
+    """A preset as ``to_json`` wrote it. Raises UserError for unknown keys and values of the wrong type."""
+    try:
+        return msgspec.convert(value, Preset)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), value) from None
+
+
+def _table(name: str) -> dict[str, Any]:
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if path.parent == FOLDER and path.stem not in names():
+        raise unknown_name("preset", name, names())
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"preset file {path} does not exist", f"give one of {', '.join(names())} or a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"preset file {path} is not TOML ({error})", "correct that line") from None
+    base = table.pop("base", None)
+    return _merge(_table(base), table) if base else table
+
+
+def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in top.items():
+        inner = base.get(key)
+        base[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return base
+
+
+def _deep_copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(table))
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    key, separator, raw = text.partition("=")
+    if not separator or not key:
+        raise UserError(f"override '{text}' has no value", "write it as key=value, for instance trainer.save_freq=5")
+    if key.split(".")[0] in ("env", "environment"):
+        raise UserError(f"override '{key}' would put a value of the environment on the command line", "export it instead")
+    if key.startswith("verl."):
+        table.setdefault("verl", {})[key.removeprefix("verl.")] = _value(raw)
+        return
+    node = table
+    *parents, leaf = key.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise UserError(f"override '{key}': '{parent}' is a value, not a section", "check the dotted name")
+    node[leaf] = raw if _is_text(key.split(".")) else _value(raw)
+
+
+def _value(raw: str) -> Any:
+    """``raw`` as a TOML value (numbers stay numbers), true/false/none in any case, else a string. Nothing is executed."""
+    if raw.lower() in ("none", "null"):
+        return None
+    if raw.lower() in ("true", "false"):
+        return raw.lower() == "true"
+    try:
+        return tomllib.loads(f"value = {raw}")["value"] if "\n" not in raw else raw
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
+_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>[^`]+)`")
+
+
+def _explain(message: str, value: Any) -> UserError:
+    match = _AT.match(message)
+    what, where = (match["what"], match["where"] or "") if match else (message, "")
+    parents = [part for part in where.split(".") if part]
+    if found := _FIELD.match(what):
+        key = ".".join([*parents, found["name"]])
+        if found["kind"] == "missing required":
+            return UserError(f"preset has no '{key}'", "add it to the preset")
+        place = f"key under {'.'.join(parents)}:" if parents else "key"
+        return unknown_name(place, found["name"], _fields(parents))
+    for part in parents:
+        value = value.get(part) if isinstance(value, Mapping) else value
+    return UserError(f"{where}={value!r}: {what[:1].lower()}{what[1:]}", _documented(parents))
+
+
+def _field(where: list[str]) -> msgspec.inspect.Field | None:
+    """The schema's field at a dotted place; None where there is none."""
+    kind: Any = msgspec.inspect.type_info(Preset)
+    found = None
+    for part in where:
+        kind = _struct(kind)
+        found = next((field for field in kind.fields if field.name == part), None) if kind else None
+        if found is None:
+            return None
+        kind = found.type
+    return found
+
+
+def _struct(kind: Any) -> msgspec.inspect.StructType | None:
+    inner = [kind, *getattr(kind, "types", ()), getattr(kind, "type", None)]
+    return next((one for one in inner if isinstance(one, msgspec.inspect.StructType)), None)
+
+
+def _fields(where: list[str]) -> list[str]:
+    found = _field(where) if where else None
+    struct = _struct(found.type if found else msgspec.inspect.type_info(Preset))
+    return [field.name for field in struct.fields] if struct else []
+
+
+def _is_text(where: list[str]) -> bool:
+    found = _field(where)
+    return found is not None and isinstance(_bare(found.type), msgspec.inspect.StrType)
+
+
+def _bare(kind: Any) -> Any:
+    return kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
+
+
+def _documented(where: list[str]) -> str:
+    found = _field(where)
+    if found is None:
+        return "correct the value"
+    about = (
+        (found.type.extra_json_schema or {}).get("description", "") if isinstance(found.type, msgspec.inspect.Metadata) else ""
+    )
+    default = "" if found.required else f"default {found.default!r}"
+    return " - ".join(part for part in (default, about) if part) or "correct the value"

@@ -1,0 +1,93 @@
+"""Combinations that are known not to work, refused with the reason before anything is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from slurmlight.errors import UserError
+from slurmlight.presets.schema import Preset
+from slurmlight.slurmtime import minutes
+
+
+def check(preset: Preset) -> None:
+    """Raises UserError for the first rule that ``preset`` breaks."""
+    for error in _errors(preset):
+        raise error
+
+
+def _errors(preset: Preset) -> Iterator[UserError]:
+    yield from _batch(preset)
+    yield from _job(preset)
+    yield from _engine(preset)
+
+
+def _batch(preset: Preset) -> Iterator[UserError]:
+    batch, mini = preset.data.train_batch_size, preset.actor_rollout_ref.actor.ppo_mini_batch_size
+    n, gpus = preset.actor_rollout_ref.rollout.n, preset.job.gpus * preset.job.nodes
+    if n < 2:
+        yield UserError(
+            f"actor_rollout_ref.rollout.n={n} with adv_estimator=grpo has no group to compare", "set n to 2 or more"
+        )
+    if batch < mini:
+        yield UserError(f"data.train_batch_size={batch} is smaller than ppo_mini_batch_size={mini}", "lower the mini batch")
+    if batch % mini:
+        yield UserError(f"data.train_batch_size={batch} is not divisible by ppo_mini_batch_size={mini}", "make it a multiple")
+    if gpus and (batch * n) % gpus:
+        yield UserError(
+            f"train_batch_size x n = {batch} x {n} = {batch * n} is not divisible by {gpus} GPUs", "change one of them"
+        )
+    if gpus and (mini * n) % gpus:
+        yield UserError(
+            f"ppo_mini_batch_size x n = {mini} x {n} = {mini * n} is not divisible by {gpus} GPUs", "change one of them"
+        )
+
+
+def _job(preset: Preset) -> Iterator[UserError]:
+    job, trainer = preset.job, preset.trainer
+    limit = minutes(job.time)
+    if limit is not None and limit * 60 <= job.signal_lead_s:
+        yield UserError(
+            f"job.time={job.time} is not longer than job.signal_lead_s={job.signal_lead_s}: the signal would come at the start",
+            "raise the time limit or lower the lead",
+        )
+    if job.requeue and trainer.save_freq < 1:
+        yield UserError(f"job.requeue is on but trainer.save_freq={trainer.save_freq}: nothing to resume from", "set save_freq")
+
+
+def _engine(preset: Preset) -> Iterator[UserError]:
+    model, rollout = preset.actor_rollout_ref.model, preset.actor_rollout_ref.rollout
+    if preset.engine.name == "embedded":
+        if preset.verl:
+            yield UserError("keys under verl. have no meaning for the embedded engine", "remove them")
+        if preset.job.nodes > 1 or preset.job.gpus > 0:
+            yield UserError("the embedded engine runs on the CPU of one machine", "use --nodes 1 --gpus 0, or a verl preset")
+        return
+    if preset.engine.stack == "none":
+        yield UserError("the verl engine needs engine.stack", "set engine.stack to seed or current")
+    if preset.job.gpus and preset.job.gpus % rollout.tensor_model_parallel_size:
+        yield UserError(
+            f"tensor_model_parallel_size={rollout.tensor_model_parallel_size} does not divide {preset.job.gpus} GPUs",
+            "change it",
+        )
+    if preset.engine.stack == "seed":
+        if model.lora_rank > 0:
+            yield UserError(
+                f"model.lora_rank={model.lora_rank} with verl 0.5.0 + vllm 0.10.2: they disagree on LoRA and corrupt the policy",
+                "set lora_rank to 0",
+            )
+        if not rollout.free_cache_engine:
+            yield UserError(
+                "rollout.free_cache_engine=False with verl 0.5.0: weights are never synced, rollouts stay on the base",
+                "set it to True",
+            )
+
+
+def warnings(preset: Preset) -> list[str]:
+    """What works but has bitten others; shown once at launch."""
+    found = []
+    share = preset.actor_rollout_ref.rollout.gpu_memory_utilization
+    if preset.engine.stack == "seed" and share > 0.6:
+        found.append(
+            f"gpu_memory_utilization={share} on the seed stack: wake-up runs out of memory around step 55; 0.6 is safe"
+        )
+    return found

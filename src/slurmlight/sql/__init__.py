@@ -1,0 +1,1 @@
+"""Safe execution of SQL, schema text and the comparison of results."""
