@@ -1,0 +1,28 @@
+# make tiny   train the tiny SQL agent on this machine        make test   run the tests
+# Both make .venv first (make setup), from the hashed lock; a second call costs nothing.
+PY := .venv/bin/python
+
+.PHONY: setup tiny test lint lock bench-tiny bench-sql bench-slurm
+
+setup: .venv/.setup
+
+.venv/.setup: requirements.lock pyproject.toml scripts/setup.sh
+	@bash scripts/setup.sh
+
+tiny: setup
+	@$(PY) launch.py --preset tiny --cluster local
+
+test: setup
+	@bash scripts/slurm-packages.sh
+	$(PY) -m pytest
+
+lint: setup
+	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pyright
+
+bench-tiny bench-sql bench-slurm: setup
+	@$(PY) bench/$(subst -,_,$@).py
+
+# Needs uv. CONSTRAINTS may name a file of versions to stay with.
+lock:
+	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --no-annotate --extra train --extra dev \
+	    $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) pyproject.toml -o requirements.lock
