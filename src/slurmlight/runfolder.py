@@ -16,11 +16,14 @@ Every file is replaced atomically; whoever dies, the other half can read how far
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurmlight.errors import UserError, unknown_name
 from slurmlight.files import append_line, read_json, read_json_lines, write_json
 
 
@@ -106,8 +109,6 @@ class RunFolder:
         return read_json(self.path / "finished.json")
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        import json
-
         append_line(self.metrics, json.dumps(row, sort_keys=True))
 
     def metric_rows(self) -> list[dict[str, Any]]:
@@ -133,3 +134,29 @@ def _build[Record](kind: type[Record], value: Any) -> Record | None:
         return kind(**value)
     except TypeError:
         return None
+
+
+def home() -> Path:
+    """The folder that holds data/, models/ and checkpoints/: SLURMLIGHT_HOME, else the current folder."""
+    return Path(os.environ.get("SLURMLIGHT_HOME") or Path.cwd()).absolute()
+
+
+def find_run(text: str | None = None) -> RunFolder:
+    """The run called ``text`` (a name under checkpoints/, or a path); without one the run launched last.
+
+    Raises UserError, naming the runs there are, where there is none.
+    """
+    runs = all_runs()
+    if text is None:
+        if not runs:
+            raise UserError(f"no run under {home() / 'checkpoints'}", "start one: python launch.py --preset tiny")
+        return max(runs, key=lambda run: run.config.stat().st_mtime)
+    for path in (home() / "checkpoints" / text, Path(text)):
+        if (path / "config.json").exists():
+            return RunFolder(path)
+    raise unknown_name("run", text, [run.name for run in runs])
+
+
+def all_runs() -> list[RunFolder]:
+    """Every run under checkpoints/, by name."""
+    return [RunFolder(path.parent) for path in sorted((home() / "checkpoints").glob("*/config.json"))]
