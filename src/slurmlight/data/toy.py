@@ -1,0 +1,170 @@
+"""The tiny preset's data: generated databases in two instances each, and questions in four splits, all from one seed.
+
+FOLDER/database/DB/DB.sqlite, DB-2.sqlite    the same schema with other rows
+FOLDER/{train,val,test,unseen}.parquet       question, db_id, query, family
+FOLDER/recipe.json                           what made them and every file's sha256; written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sqlite3
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slurmlight.data import domains, grammar
+from slurmlight.data.domains import DOMAINS, UNSEEN, Domain
+from slurmlight.data.grammar import FAMILIES, Question
+from slurmlight.data.parquet import write_rows
+from slurmlight.errors import UserError
+from slurmlight.files import read_json, sync_folder, write_json
+
+SPLITS = {"train": 4000, "val": 240, "test": 400, "unseen": 200}  # rows asked for; small families give fewer
+INSTANCES = ("", "-2")
+PATIENCE = 500  # draws without a new question after which a family is taken for used up
+HELD_OUT_SHARE = 0.3  # at most this share of a family's distinct questions goes to val and test together
+
+
+def ensure(folder: Path | str, seed: int = 0) -> bool:
+    """Generate the data in ``folder`` unless they are there, whole, and made by this recipe. True where it wrote.
+
+    A kill leaves whole files without recipe.json: the next call starts again. Raises UserError where ``folder`` cannot be
+    written.
+    """
+    folder = Path(folder)
+    recipe = _recipe(seed)
+    if is_whole(folder, recipe):
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.json").unlink(missing_ok=True)
+        _write_databases(folder / "database", seed)
+        splits = make_splits(folder / "database", seed)
+        for name, questions in splits.items():
+            write_rows(folder / f"{name}.parquet", [asdict(question) for question in questions])
+        write_json(folder / "recipe.json", {"recipe": recipe, "files": _hashes(folder)})
+    except OSError as error:
+        raise UserError(f"cannot write toy data to {folder} ({error.strerror or error})", "choose another folder") from None
+    return True
+
+
+def is_whole(folder: Path, recipe: dict[str, Any]) -> bool:
+    record = read_json(folder / "recipe.json")
+    if not isinstance(record, dict) or record.get("recipe") != recipe:
+        return False
+    return record.get("files") == _hashes(folder)
+
+
+def counts(folder: Path) -> dict[str, int]:
+    """Rows of each split that is there."""
+    import pyarrow.parquet as pq
+
+    return {name: pq.read_metadata(folder / f"{name}.parquet").num_rows for name in SPLITS}
+
+
+def make_splits(databases: Path, seed: int) -> dict[str, list[Question]]:
+    """Distinct (database, question) pairs in every split, each family with the same share in val and in test."""
+    splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
+    seen_domains = [domain for domain in DOMAINS if domain.name not in UNSEEN]
+    unseen_domains = [domain for domain in DOMAINS if domain.name in UNSEEN]
+    total = sum(family.weight for family in FAMILIES)
+    for family in FAMILIES:
+        share = family.weight / total
+        wanted = {name: round(size * share) for name, size in SPLITS.items()}
+        rng = random.Random(f"{seed}/{family.name}")
+        pool = _pool(family, seen_domains, databases, wanted["train"] + wanted["val"] + wanted["test"], rng)
+        held = min(1.0, HELD_OUT_SHARE * len(pool) / (wanted["val"] + wanted["test"]))
+        n_val, n_test = int(wanted["val"] * held), int(wanted["test"] * held)
+        splits["val"] += pool[:n_val]
+        splits["test"] += pool[n_val : n_val + n_test]
+        splits["train"] += pool[n_val + n_test :]
+        splits["unseen"] += _pool(family, unseen_domains, databases, wanted["unseen"], rng)
+    for name, questions in splits.items():
+        random.Random(f"{seed}/{name}").shuffle(questions)
+    return splits
+
+
+def _pool(family: grammar.Family, chosen: list[Domain], databases: Path, wanted: int, rng: random.Random) -> list[Question]:
+    """Up to ``wanted`` distinct questions whose gold says something on every instance."""
+    found: dict[tuple[str, str], Question] = {}
+    instances = {domain.name: [_open(databases, domain, suffix) for suffix in INSTANCES] for domain in chosen}
+    numbers = {name: _numbers(opened[0]) for name, opened in instances.items()}
+    says: dict[tuple[str, str], bool] = {}
+    try:
+        draws, last_new = 0, 0
+        while len(found) < wanted and draws - last_new < PATIENCE:
+            draws += 1
+            domain = rng.choice(chosen)
+            question = grammar.draw(family, domain, numbers[domain.name], rng)
+            key = (domain.name, question.query)
+            if key not in says:
+                says[key] = all(_says_something(connection, question.query) for connection in instances[domain.name])
+            if says[key] and (domain.name, question.question) not in found:
+                found[domain.name, question.question] = question
+                last_new = draws
+    finally:
+        for connection in (one for opened in instances.values() for one in opened):
+            connection.close()
+    return list(found.values())
+
+
+def _open(databases: Path, domain: Domain, suffix: str) -> sqlite3.Connection:
+    path = databases / domain.name / f"{domain.name}{suffix}.sqlite"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+
+
+def _numbers(connection: sqlite3.Connection) -> grammar.Numbers:
+    values = {}
+    for domain in DOMAINS:
+        for table in (*domain.bases, domain.link):
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table.name,)).fetchone():
+                values[table.name] = [row[0] for row in connection.execute(f"SELECT {table.number} FROM {table.name}")]
+    return values
+
+
+def _says_something(connection: sqlite3.Connection, query: str) -> bool:
+    """Rows without NULL, and not a lone 0: an empty result is matched by too many wrong queries."""
+    rows = connection.execute(query).fetchall()
+    return bool(rows) and rows != [(0,)] and all(value is not None for row in rows for value in row)
+
+
+def _write_databases(folder: Path, seed: int) -> None:
+    for domain in DOMAINS:
+        home = folder / domain.name
+        home.mkdir(parents=True, exist_ok=True)
+        for suffix in INSTANCES:
+            with tempfile.TemporaryDirectory(dir=home, prefix=".new-") as scratch:
+                domains.fill(domain, Path(scratch, "new"), f"{seed}/{domain.name}{suffix}")
+                os.replace(Path(scratch, "new"), home / f"{domain.name}{suffix}.sqlite")
+        sync_folder(home)
+
+
+def _files() -> Iterator[str]:
+    for domain in DOMAINS:
+        for suffix in INSTANCES:
+            yield f"database/{domain.name}/{domain.name}{suffix}.sqlite"
+    for name in SPLITS:
+        yield f"{name}.parquet"
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    return {name: _sha256([folder / name]) for name in _files() if (folder / name).is_file()}
+
+
+def _sha256(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _recipe(seed: int) -> dict[str, Any]:
+    """All that decides the files' content: a change of any of it makes the next ``ensure`` write them anew."""
+    here = Path(__file__).parent
+    sources = [here / name for name in ("domains.py", "grammar.py", "toy.py", "parquet.py")]
+    return {"seed": seed, "sources": _sha256(sources), "sqlite": sqlite3.sqlite_version}

@@ -1,0 +1,101 @@
+"""The toy data: splits that do not leak, golds that say something on both instances, the same bytes from the same seed."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slurmlight.data import toy
+from slurmlight.data.parquet import read_rows
+from slurmlight.data.tasks import load_tasks
+from slurmlight.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("toy")
+    assert toy.ensure(path, seed=3)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_same_seed_same_bytes_other_seed_other_bytes(folder: Path, tmp_path: Path) -> None:
+    toy.ensure(tmp_path / "again", seed=3)
+    assert contents(tmp_path / "again") == contents(folder)
+    toy.ensure(tmp_path / "again", seed=4)  # also: another recipe replaces what is there
+    other = contents(tmp_path / "again")
+    assert other.keys() == contents(folder).keys()
+    assert all(other[name] != data for name, data in contents(folder).items())
+
+
+def test_second_call_does_nothing_and_damage_is_mended(folder: Path) -> None:
+    before = contents(folder)
+    assert not toy.ensure(folder, seed=3)
+    database = folder / "database/shop/shop-2.sqlite"
+    database.write_bytes(database.read_bytes()[:-100])
+    (folder / "val.parquet").unlink()
+    assert toy.ensure(folder, seed=3)
+    assert contents(folder) == before
+
+
+def test_no_question_is_in_two_splits_and_one_database_is_never_trained_on(folder: Path) -> None:
+    keys = {name: [(row["db_id"], row["question"]) for row in read_rows(folder / f"{name}.parquet")] for name in toy.SPLITS}
+    every = [key for rows in keys.values() for key in rows]
+    assert len(every) == len(set(every))
+    trained = {db for name in ("train", "val", "test") for db, _ in keys[name]}
+    assert len(trained) >= 4
+    assert {db for db, _ in keys["unseen"]} == set(toy.UNSEEN)
+    assert not trained & set(toy.UNSEEN)
+
+
+def test_val_and_test_have_the_same_mix_of_families(folder: Path) -> None:
+    shares = []
+    for name in ("val", "test"):
+        families = [row["family"] for row in read_rows(folder / f"{name}.parquet")]
+        shares.append({family: count / len(families) for family, count in Counter(families).items()})
+    assert shares[0].keys() == shares[1].keys() == {family.name for family in toy.FAMILIES}
+    assert all(abs(shares[0][family] - shares[1][family]) < 0.02 for family in shares[0])
+
+
+def test_every_gold_says_something_on_both_instances_and_most_results_differ(folder: Path) -> None:
+    same = total = 0
+    for name in toy.SPLITS:
+        for task in load_tasks(folder / f"{name}.parquet", instances=2):
+            results = []
+            for path in (str(task.database), *task.extra["instances"]):
+                with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+                    results.append(connection.execute(task.gold).fetchall())
+            assert all(rows and rows != [(0,)] and None not in [cell for row in rows for cell in row] for rows in results)
+            same += results[0] == results[1]
+            total += 1
+    assert same < total / 10
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write toy data to .*file"):
+        toy.ensure(tmp_path / "file", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: (folder / "train.parquet").unlink(), "does not exist"),
+        (lambda folder: (folder / "train.parquet").write_bytes(b"PAR1 nonsense"), "cannot be read as parquet"),
+        (lambda folder: (folder / "database/shop/shop-2.sqlite").write_text("no database"), "no usable database.*shop"),
+        (lambda folder: (folder / "database/shop/shop.sqlite").unlink(), "no usable database.*shop"),
+    ],
+)
+def test_damaged_input_is_one_clear_line(folder: Path, tmp_path: Path, damage, says: str) -> None:
+    shutil.copytree(folder, tmp_path / "toy")
+    damage(tmp_path / "toy")
+    with pytest.raises(UserError, match=says) as caught:
+        load_tasks(tmp_path / "toy/train.parquet", instances=2)
+    assert "\n" not in str(caught.value)
