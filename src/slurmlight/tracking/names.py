@@ -1,0 +1,58 @@
+"""The names of a step's metrics in metrics.jsonl, the same in every engine: verl's and Agent-Lightning's own.
+
+A row is one JSON object a step, ``{"step": N, name: number, ...}``, validation of that step included (a second row of the
+same step would replace the first). Row 0 is the validation before training. What a name means is in ``ABOUT``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+STEP = "step"
+REWARD = "training/reward"
+VALIDATION = "val/reward"
+SECONDS = "timing_s/step"
+
+ABOUT = {
+    STEP: "training step, from 1; 0 is the validation before training",
+    REWARD: "mean reward of the step's episodes, sampled at rollout.temperature [Agent-Lightning]",
+    VALIDATION: "mean reward on the validation file, greedy: its accuracy where a reward is 0 or 1 [Agent-Lightning]",
+    "val/n_rollouts": "episodes of that validation [Agent-Lightning]",
+    "training/epoch": "pass over the training file [verl]",
+    "training/n_rollouts": "episodes of the step [Agent-Lightning]",
+    "training/n_failed_rollouts": "of these, failed by infrastructure: no reward, not trained on [kit]",
+    "training/n_turns": "model calls of the step's episodes [Agent-Lightning]",
+    "training/n_groups": "GRPO groups of the step [Agent-Lightning]",
+    "training/n_zero_adv_groups": "groups whose rewards are all equal: nothing to learn, dropped [Agent-Lightning]",
+    "training/n_sample_trained": "rows (calls) the update learned from [Agent-Lightning]",
+    "actor/pg_loss": "clipped policy-gradient loss, mean over tokens [verl]",
+    "actor/pg_clipfrac": "share of tokens whose ratio was clipped from above [verl]",
+    "actor/pg_clipfrac_lower": "share of tokens whose ratio was clipped from below [verl]",
+    "actor/ppo_kl": "mean of old log-prob minus new log-prob, nats a token [verl]",
+    "actor/entropy": "mean entropy of the policy, nats a token [verl]",
+    "actor/grad_norm": "gradient norm before clipping [verl]",
+    "actor/lr": "learning rate [verl]",
+    "prompt_length/mean": "tokens of a prompt [verl]",
+    "response_length/mean": "tokens of a completion [verl]",
+    SECONDS: "seconds of the whole step, validation and save included [verl]",
+    "timing_s/gen": "seconds of the rollouts, from first claim to last reward [verl]",
+    "timing_s/adv": "seconds of the advantages [verl]",
+    "timing_s/update_actor": "seconds of the update [verl]",
+    "timing_s/testing": "seconds of the validation [verl]",
+    "timing_s/save_checkpoint": "seconds of the save [verl]",
+}
+
+
+def number(row: Mapping[str, Any], name: str) -> float | None:
+    """The finite number under ``name``; None where there is none."""
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def series(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """``name`` by step, from ``RunFolder.metric_rows()``; ``series(rows, VALIDATION)`` are the scores retention asks for."""
+    return {row[STEP]: value for row in rows if (value := number(row, name)) is not None}
