@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmlight.errors import UserError
-from slurmlight.files import sync_folder, write_atomic
+from slurmlight.files import write_atomic
 from slurmlight.train.whole import missing, unreadable
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -25,7 +25,6 @@ ACCEPTED = "accepted_without_data"  # a person's word that this step may be resu
 
 _STEP = re.compile(r"^global_step_(0|[1-9]\d*)$")
 _LEFTOVER = re.compile(r"^\.global_step_\d+\.(tmp|trash|old)$")
-_HISTORY = (TRACKER, "metrics.jsonl", "finished.json")  # what a fresh start must not see beside the steps
 _SHARD = re.compile(r"^(?:model|optim|extra_state)_world_size_([1-9]\d*)_rank_\d+\.pt$")
 
 
@@ -105,7 +104,7 @@ def choose(checkpoints: Sequence[Checkpoint], world_size: int, tracker: str | No
         if tracker is not None:
             raise UserError(
                 f"{TRACKER} says '{tracker.strip()}' but no checkpoint is here",
-                f"put the checkpoints back, or delete {TRACKER} to start from step 0",
+                "put the checkpoints back, or start over with 'launch --fresh' (moves this run aside)",
             )
         return Resume(0, None)
     newest = complete[-1]
@@ -113,7 +112,7 @@ def choose(checkpoints: Sequence[Checkpoint], world_size: int, tracker: str | No
         raise UserError(
             f"step {newest.step} was saved by {newest.world_size} GPUs and this job has {world_size} "
             f"({newest.world_size} -> {world_size}): its shards cannot be loaded",
-            f"launch with {newest.world_size} GPUs in all, or start a new run",
+            f"launch with {newest.world_size} GPUs in all, or start over with 'launch --fresh' (moves this run aside)",
         )
     notes = [f"step {one.step} is not complete: {one.flaw}" for one in checkpoints if one.step > newest.step]
     if notes:
@@ -170,24 +169,6 @@ def accept(folder: Path, step: int) -> None:
     write_atomic(found.path / ACCEPTED, "")
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Move every step, tracker, metrics and finish mark into a new folder ``set_aside_K``: the run then starts from step 0.
-
-    Deletes nothing. The new folder; None where there was nothing to move.
-    """
-    names = [name for name in (os.listdir(folder) if folder.is_dir() else []) if _STEP.match(name) or name in _HISTORY]
-    if not names:
-        return None
-    number = 1
-    while (target := folder / f"set_aside_{number}").exists():
-        number += 1
-    target.mkdir()
-    for name in sorted(names, key=lambda name: name != TRACKER):  # a kill on the way must not leave the tracker alone
-        os.rename(folder / name, target / name)
-    sync_folder(folder)
-    return target
-
-
 def _steps(folder: Path) -> list[int]:
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(int(match[1]) for name in names if (match := _STEP.match(name)))
@@ -195,7 +176,7 @@ def _steps(folder: Path) -> list[int]:
 
 def _none_complete(checkpoints: Sequence[Checkpoint]) -> tuple[str, str]:
     flaws = ", ".join(f"step {one.step}: {one.flaw}" for one in checkpoints)
-    mend = "repair it, or start from step 0 with 'slurmlight checkpoints RUN --set-aside'"
+    mend = "repair it, or start over with 'launch --fresh' (moves this run aside)"
     if last := next((one for one in reversed(checkpoints) if one.flaw == missing("data.pt")), None):
         mend += f", or resume without the data state with 'slurmlight checkpoints RUN --accept {last.step}'"
     return f"checkpoints exist but none is complete ({flaws})", mend
