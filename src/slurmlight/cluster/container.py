@@ -1,0 +1,228 @@
+"""A command inside the run's container: ``check`` once on the node, then ``wrap`` each command, ``cleanup`` at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from slurmlight.cluster import command, image
+from slurmlight.cluster.runtimes import ADAPTERS, FORMS, PROGRAMS, Bind, Call, leftovers
+from slurmlight.errors import UserError, unknown_name
+from slurmlight.plan import JobPlan
+
+IMAGE_PYTHON = "/opt/slurmlight/bin/python"  # of the images built from docker/; a payload in a container starts with it
+HELP_DEADLINE_S = 10.0
+
+# What every payload gets of the host's environment beside the names it asks for; nothing secret among them.
+ALWAYS = (
+    "CUDA_VISIBLE_DEVICES",
+    "LANG",
+    "SLURMD_NODENAME",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_RESTART_COUNT",
+    "TZ",
+)
+PREFIXES = ("SLURMLIGHT_", "NCCL_", "GLOO_", "VLLM_", "RAY_")
+
+_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+def wrap(
+    plan: JobPlan,
+    argv: Sequence[str],
+    attempt: int,
+    env_names: Iterable[str] = (),
+    *,
+    role: str = "payload",
+    launcher: Sequence[str] = (),
+    temp: str = "",
+    environ: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """``argv`` as it runs in the plan's container on this node; ``argv`` itself where the plan has none.
+
+    ``env_names`` are passed through besides ALWAYS and the plan's own. ``role`` tells containers of one attempt apart
+    (payload, ray ...). ``launcher`` is an srun command line in front. ``temp`` is the job's temporary folder on the node:
+    bound, TMPDIR and HOME inside. ``environ`` is read for names and Slurm's GPU numbers; no value of it gets into the argv.
+    Raises UserError as ``check`` does where the runtime is not known yet.
+    """
+    runtime, path = resolve(plan)
+    if runtime == "none":
+        return [*launcher, *argv]
+    asked = dict.fromkeys((*ALWAYS, *plan.env_names, *env_names))
+    prefixed = sorted(name for name in environ if name.startswith(PREFIXES) and _NAME.match(name))
+    gpu_ids = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
+    call = Call(
+        image=str(path or plan.image),
+        name=container_name(plan, attempt, role),
+        command=tuple(argv),
+        binds=binds(plan, [temp] if temp else []),
+        env_names=tuple(_env_name(name) for name in dict.fromkeys((*asked, *prefixed)) if name not in ("HOME", "TMPDIR")),
+        workdir=plan.project_folder,
+        constants=_constants(plan, temp),
+        launcher=tuple(launcher),
+        gpus=plan.gpus,
+        gpu_ids=tuple(gpu_ids.split(",")) if plan.gpus and re.fullmatch(r"\d+(,\d+)*", gpu_ids) else (),
+        cpus=plan.cpus,
+        user=(os.getuid(), os.getgid()),
+        image_env=image.environment(path) if runtime == "charliecloud" else (),
+    )
+    return ADAPTERS[runtime](call)
+
+
+def cleanup(plan: JobPlan, attempt: int, role: str = "payload") -> list[str] | None:
+    """The argv that removes what a killed runtime client left behind (podman, docker); None where nothing can be left."""
+    return leftovers(resolve(plan)[0], container_name(plan, attempt, role))
+
+
+def container_name(plan: JobPlan, attempt: int, role: str = "payload") -> str:
+    """Unique to run, attempt and role: a requeue on the same node must not meet the last attempt's container."""
+    digest = hashlib.sha256(plan.run_folder.encode()).hexdigest()[:6]
+    return f"slurmlight-{plan.name}-{digest}-{attempt:03d}-{role}"
+
+
+def check(plan: JobPlan) -> str:
+    """The runtime that will be used. Raises UserError for all that would keep the container from starting on this node.
+
+    Makes the home folder and, for an image folder that is ours, the mount points that are missing in it.
+    """
+    _check_writable(Path(plan.run_folder))
+    for name in plan.env_names:
+        _env_name(name)
+    runtime, path = resolve(plan)
+    if runtime == "none":
+        return runtime
+    image.check_machine(plan.image, image.form_of(plan.image, path), path, runtime)
+    bound = binds(plan)
+    for bind in bound:
+        if not Path(bind.source).exists():
+            raise UserError(f"bind {bind.source} does not exist on {platform.node()}", "correct 'binds' of the profile")
+        if bind.read_only and Path(plan.run_folder).is_relative_to(bind.target):
+            raise UserError(f"bind {bind.spelled()} makes the run folder read-only", "drop ':ro', or bind the run folder apart")
+    if runtime == "charliecloud" and path is not None:
+        _make_mount_points(path, bound)
+    Path(plan.run_folder, "home").mkdir(exist_ok=True)
+    return runtime
+
+
+def resolve(plan: JobPlan, which: Callable[[str], str | None] = shutil.which) -> tuple[str, Path | None]:
+    """(runtime, path of the image): the plan's own runtime, or the first on this node that can run such an image."""
+    if plan.runtime and plan.runtime not in ADAPTERS:
+        raise unknown_name("container runtime", plan.runtime, ADAPTERS)
+    if not plan.image:
+        if plan.runtime not in ("", "none"):
+            raise UserError(f"runtime '{plan.runtime}' is set but no image", "set 'image', or runtime = \"none\"")
+        return "none", None
+    if plan.runtime == "none":
+        return "none", None
+    path = image.path_of(plan.image, plan.project_folder)
+    able = FORMS[image.form_of(plan.image, path)]
+    wanted = [plan.runtime] if plan.runtime else list(able)
+    if plan.runtime and plan.runtime not in able:
+        raise UserError(
+            f"{plan.runtime} cannot run image {plan.image}",
+            f"use one of {', '.join(able)}, or convert it with 'slurmlight image convert'",
+        )
+    for runtime in wanted:
+        if which(PROGRAMS[runtime]) and (runtime != "pyxis" or _has_pyxis()):
+            return runtime, path
+    raise UserError(
+        f"no container runtime on {platform.node()} for image {plan.image} (looked for {', '.join(wanted)})",
+        "add its module to the profile's 'modules', or set 'runtime' to one that is there",
+    )
+
+
+def _has_pyxis() -> bool:
+    return "--container-image" in command.run("srun", "--help", deadline_s=HELP_DEADLINE_S, check=False).stdout
+
+
+def binds(plan: JobPlan, extra: Iterable[str] = ()) -> tuple[Bind, ...]:
+    """Project and run folder, what links in the project's own folders lead to, the plan's binds and ``extra``; outer first.
+
+    Everything is seen under its host path, so that paths in configurations mean the same on both sides.
+    """
+    project = Path(plan.project_folder)
+    own = [project, Path(plan.run_folder), *(project / name for name in ("data", "models", "checkpoints"))]
+    paths = [str(way) for path in own if path.exists() for way in (path, path.resolve())] + list(extra)
+    asked = [_bind(text) for text in plan.binds]
+    taken = {bind.target for bind in asked}
+    wanted = [*asked, *(_bind(path) for path in dict.fromkeys(paths) if path not in taken)]
+    kept: list[Bind] = []
+    for bind in sorted(wanted, key=lambda one: len(Path(one.target).parts)):
+        covered = any(
+            not outer.read_only and outer.source == outer.target and Path(bind.target).is_relative_to(outer.target)
+            for outer in kept
+        )
+        if not (covered and bind.source == bind.target and not bind.read_only):
+            kept.append(bind)
+    return tuple(kept)
+
+
+def _bind(text: str) -> Bind:
+    source, *rest = text.split(":")
+    mode = rest.pop() if rest and rest[-1] in ("ro", "rw") else "rw"
+    target = rest.pop() if rest else source
+    source = os.path.expanduser(source)
+    target = source if target.startswith("~") else target
+    if rest or not source.startswith("/") or not target.startswith("/") or re.search(r"[,\s]", text):
+        raise UserError(f"bind '{text}' is not SOURCE[:TARGET][:ro] with absolute paths", "no blanks, commas or further colons")
+    return Bind(source, target, mode == "ro")
+
+
+def _constants(plan: JobPlan, temp: str) -> tuple[tuple[str, str], ...]:
+    """User site packages and the home folder stay out; both halves run the same kit where the project holds its source."""
+    pairs = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", "HOME": temp or str(Path(plan.run_folder, "home"))}
+    if temp:
+        pairs["TMPDIR"] = temp
+    source = Path(plan.project_folder, "src")
+    if (source / "slurmlight").is_dir():
+        pairs["PYTHONPATH"] = str(source)
+    return tuple(pairs.items())
+
+
+def _env_name(name: str) -> str:
+    if not _NAME.match(name):
+        raise UserError(f"environment name {name!r} is not a name", "give names only; values come from the environment")
+    return name
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(
+            f"run folder {folder} cannot be written on {platform.node()} ({reason})",
+            "put it on a file system that all nodes mount read-write",
+        ) from None
+
+
+def _make_mount_points(image_folder: Path, bound: Iterable[Bind]) -> None:
+    """ch-run binds only onto what is there, and mounts the image read-only. /tmp is the host's inside it."""
+    for bind in bound:
+        place = image_folder / bind.target.lstrip("/")
+        if place.exists() or Path(bind.target).is_relative_to("/tmp"):
+            continue
+        try:
+            if Path(bind.source).is_dir():
+                place.mkdir(parents=True, exist_ok=True)
+            else:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.touch()
+        except OSError as error:
+            raise UserError(
+                f"image folder {image_folder} has no {bind.target} to bind on ({error.strerror})", f"mkdir -p {place}"
+            ) from None
