@@ -53,7 +53,7 @@ class CommandFailed(CommandError):
         super().__init__(f"{result.argv[0]}: {result.words}", mend or f"the command was: {shlex.join(result.argv)}")
 
 
-class CommandTimeout(CommandError):
+class DeadlineExceeded(CommandError):
     """The program did not end in time and was killed with its children. ``result`` holds what it had said."""
 
     def __init__(self, result: Result, deadline_s: float) -> None:
@@ -75,7 +75,7 @@ def run(
 ) -> Result:
     """Run ``argv`` (no shell) in ``env`` (default: ``clean_environment()``), at most ``deadline_s`` seconds.
 
-    Raises CommandMissing, CommandTimeout, and CommandFailed for a code other than 0 unless ``check`` is False.
+    Raises CommandMissing, DeadlineExceeded, and CommandFailed for a code other than 0 unless ``check`` is False.
     """
     try:
         process = subprocess.Popen(
@@ -93,7 +93,7 @@ def run(
     except BaseException as error:
         stdout, stderr = _kill(process)
         if isinstance(error, subprocess.TimeoutExpired):
-            raise CommandTimeout(_result(argv, process, stdout, stderr), deadline_s) from None
+            raise DeadlineExceeded(_result(argv, process, stdout, stderr), deadline_s) from None
         raise
     result = _result(argv, process, stdout, stderr)
     if check and result.code != 0:
