@@ -106,12 +106,15 @@ EXPECTED = {
     "podman": [
         "podman run --replace",
         "--device=nvidia.com/gpu=4 --device=nvidia.com/gpu=5",
-        "--rm --name={name} --user=",
+        "--rm --pull=never --name={name} --user=",
         "--network=host --ipc=host",
         "--volume={p}:{p}",
         "--env=CUDA_VISIBLE_DEVICES=0,1 --workdir={p} --entrypoint= kit:seed env",
     ],
-    "docker": ['docker run --init --gpus="device=4,5" --rm --name={name}', "--env=CUDA_VISIBLE_DEVICES=0,1 --workdir={p}"],
+    "docker": [
+        'docker run --init --ulimit=memlock=-1 --gpus="device=4,5" --rm --pull=never --name={name}',
+        "--env=CUDA_VISIBLE_DEVICES=0,1 --workdir={p}",
+    ],
     "charliecloud": ["ch-run --unset-env=!(CUDA_VISIBLE_DEVICES|", "--bind={p}:{p} --cd={p} {image} -- env"],
 }
 
@@ -185,7 +188,7 @@ def test_links_out_of_the_project_are_bound_too(project: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["relative", "/a:b", "/a:/b:/c:ro", "/a b", "/a,/b"])
 def test_malformed_binds(text: str, project: Path) -> None:
-    with pytest.raises(UserError, match="bind '.*' is not SOURCE"):
+    with pytest.raises(UserError, match=r"bind '.*' is not SOURCE"):
         container.binds(make_plan(project, binds=(text,)))
 
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+import resource
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,8 @@ ALWAYS = (
     "TZ",
 )
 PREFIXES = ("SLURMLIGHT_", "NCCL_", "GLOO_", "VLLM_", "RAY_")
+
+LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
 
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -77,6 +80,7 @@ def wrap(
         gpu_ids=tuple(gpu_ids.split(",")) if plan.gpus and re.fullmatch(r"\d+(,\d+)*", gpu_ids) else (),
         cpus=plan.cpus,
         user=(os.getuid(), os.getgid()),
+        limits=tuple((name, resource.getrlimit(kind)[1]) for name, kind in LIMITS.items()),
         image_env=image.environment(path) if runtime == "charliecloud" else (),
     )
     return ADAPTERS[runtime](call)

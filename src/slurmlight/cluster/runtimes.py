@@ -28,7 +28,8 @@ class Call:
 
     ``launcher`` is an srun command line put in front (empty: none); pyxis adds its own flags to it. ``gpu_ids`` are the
     node's global GPU numbers where Slurm told them: podman and docker start their containers outside the job's cgroup, which
-    would otherwise number the GPUs differently. ``image_env`` is the image's own ENV where the runtime does not apply it.
+    would otherwise number the GPUs differently. ``limits`` are this process's hard limits, for podman. ``image_env`` is the
+    image's own ENV where the runtime does not apply it.
     """
 
     image: str
@@ -43,8 +44,11 @@ class Call:
     gpu_ids: tuple[str, ...] = ()
     cpus: int = 1
     user: tuple[int, int] = (0, 0)
+    limits: tuple[tuple[str, int], ...] = ()
     image_env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
+
+PODMAN_NPROC = 32768  # podman 4.3 cannot give a container more (measured as root without CAP_SYS_RESOURCE)
 
 Adapter = Callable[[Call], list[str]]
 
@@ -116,13 +120,17 @@ def enroot(call: Call) -> list[str]:
 def podman(call: Call) -> list[str]:
     devices = [f"--device=nvidia.com/gpu={number}" for number in call.gpu_ids or ("all",)] if call.gpus else []
     own = ["--userns=keep-id"] if call.user[0] else []  # rootful podman has no keep-id
-    limits = ["--pids-limit=-1", "--security-opt=label=disable"]
-    return _oci(call, ["podman", "run", "--replace", *own, *limits, *devices])
+    # podman's defaults are above the hard limits of many nodes, and then it refuses to start
+    capped = [(name, PODMAN_NPROC if name == "nproc" and not 0 <= hard < PODMAN_NPROC else hard) for name, hard in call.limits]
+    limits = [f"--ulimit={name}={hard}:{hard}" for name, hard in capped]
+    return _oci(
+        call, ["podman", "run", "--replace", *own, "--pids-limit=-1", "--security-opt=label=disable", *limits, *devices]
+    )
 
 
 def docker(call: Call) -> list[str]:
     gpu = [f'--gpus="device={",".join(call.gpu_ids)}"' if call.gpu_ids else "--gpus=all"] if call.gpus else []
-    return _oci(call, ["docker", "run", "--init", *gpu])
+    return _oci(call, ["docker", "run", "--init", "--ulimit=memlock=-1", *gpu])
 
 
 def _oci(call: Call, start: list[str]) -> list[str]:
@@ -133,11 +141,11 @@ def _oci(call: Call, start: list[str]) -> list[str]:
         *call.launcher,
         *start,
         "--rm",
+        "--pull=never",  # a job must not wait for a registry; check() has said that the image is here
         f"--name={call.name}",
         f"--user={call.user[0]}:{call.user[1]}",
         "--network=host",
         "--ipc=host",  # NCCL and torch share memory through /dev/shm; the runtime's own is 64 MB
-        "--ulimit=memlock=-1",
         *(f"--volume={bind.spelled()}" for bind in call.binds),
         *names,
         f"--workdir={call.workdir}",
