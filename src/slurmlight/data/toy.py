@@ -153,10 +153,10 @@ def _files() -> Iterator[str]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    return {name: _sha256([folder / name]) for name in _files() if (folder / name).is_file()}
+    return {name: sha256_of([folder / name]) for name in _files() if (folder / name).is_file()}
 
 
-def _sha256(paths: Iterable[Path]) -> str:
+def sha256_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.read_bytes())
@@ -167,4 +167,4 @@ def _recipe(seed: int) -> dict[str, Any]:
     """All that decides the files' content: a change of any of it makes the next ``ensure`` write them anew."""
     here = Path(__file__).parent
     sources = [here / name for name in ("domains.py", "grammar.py", "toy.py", "parquet.py")]
-    return {"seed": seed, "sources": _sha256(sources), "sqlite": sqlite3.sqlite_version}
+    return {"seed": seed, "sources": sha256_of(sources), "sqlite": sqlite3.sqlite_version}

@@ -1,0 +1,164 @@
+"""The tiny policy's supervised warm start: about a minute on one thread, and weakened on purpose at its end.
+
+MODEL_DIR/            the start of RL: habits taught in the last steps (config, weights, tokenizer)
+MODEL_DIR/clean/      the same training just before the habits: what RL should at least win back
+MODEL_DIR/recipe.json what made them; written with the rest, in one rename
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from slurmlight.data.toy import sha256_of
+from slurmlight.errors import UserError
+from slurmlight.files import read_json, sync_folder, write_json
+from slurmlight.presets.schema import WarmStartSection
+from slurmlight.train.embedded import demos, tinymodel
+from slurmlight.train.embedded.demos import Demonstrator
+
+Progress = Callable[[int, int, float], None]  # step (from 1), steps, loss
+Example = tuple[list[int], int]  # tokens of prompt and answer; how many are prompt
+WARM_UP, END_LR = 30, 0.05  # steps; share of the peak learning rate at the last step
+BUCKET = 8  # batches whose examples are sorted by length together: less padding, still mixed
+
+
+def ensure_tiny_policy(
+    model_dir: Path | str,
+    data_dir: Path | str,
+    seed: int,
+    recipe: WarmStartSection,
+    progress: Progress | None = None,
+) -> bool:
+    """Train the tiny policy into ``model_dir`` unless this very recipe already did. True where it trained.
+
+    ``data_dir`` is a folder of ``slurmlight.data.toy``. Same seed, machine and packages: the same bytes. A kill leaves the
+    old folder or the new one. Raises UserError where ``model_dir`` holds something else or cannot be written.
+    """
+    model_dir, data_dir = Path(model_dir).absolute(), Path(data_dir)
+    wanted = _recipe(data_dir, seed, recipe)
+    if read_json(model_dir / "recipe.json") == wanted and (model_dir / "model.safetensors").is_file():
+        return False
+    if model_dir.exists() and any(model_dir.iterdir()) and not (model_dir / "recipe.json").exists():
+        raise UserError(f"{model_dir} holds something that is not a generated tiny policy", "choose another folder")
+    try:
+        model_dir.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=model_dir.parent, prefix=f".{model_dir.name}-"))
+    except OSError as error:
+        raise UserError(f"cannot write the tiny policy to {model_dir} ({error.strerror})", "choose another folder") from None
+    try:
+        _train(scratch / "new", data_dir, seed, recipe, progress)
+        write_json(scratch / "new/recipe.json", wanted)
+        _swap(scratch, model_dir)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the tiny policy to {model_dir} ({error.strerror})", "make room and start again"
+        ) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return True
+
+
+def _train(folder: Path, data_dir: Path, seed: int, recipe: WarmStartSection, progress: Progress | None) -> None:
+    source = Demonstrator(data_dir, random.Random(f"{seed}/demonstrations"))
+    tokenizer = tinymodel.build_tokenizer(source.texts())
+    model = tinymodel.build_model(tokenizer, seed)
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(1)  # bits depend on the number of threads; two do not pay for a model of this size
+    torch.use_deterministic_algorithms(True)
+    try:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+        phases = ((False, recipe.clean_steps), (True, recipe.steps - recipe.clean_steps))
+        step = 0
+        for habits, steps in phases:
+            for batch in _batches(source, tokenizer, habits, steps, recipe.batch_size):
+                step += 1
+                for group in optimizer.param_groups:
+                    group["lr"] = recipe.lr * _schedule(step, recipe.steps)
+                loss = _step(model, optimizer, batch, tokenizer.pad_token_id)
+                if progress:
+                    progress(step, recipe.steps, loss)
+            tinymodel.save(folder if habits else folder / "clean", model, tokenizer)
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def _batches(source: Demonstrator, tokenizer: PreTrainedTokenizerFast, habits: bool, steps: int, size: int):
+    done = 0
+    while done < steps:
+        count = min(BUCKET, steps - done)
+        drawn = [source.draw(habits) for _ in range(count * size)]
+        examples = sorted((encode(tokenizer, one) for one in drawn), key=lambda example: len(example[0]))
+        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
+        source.rng.shuffle(batches)
+        yield from batches
+        done += count
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, demonstration: demos.Demonstration) -> Example:
+    prompt = tokenizer.encode(tinymodel.render(demonstration.prompt), add_special_tokens=False)
+    answer = tokenizer.encode(demonstration.answer + tinymodel.END, add_special_tokens=False)
+    return prompt + answer, len(prompt)
+
+
+def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Example], pad: int) -> float:
+    """One update on the mean negative log-likelihood of the answers' tokens."""
+    longest = max(len(tokens) for tokens, _ in batch)
+    ids = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens, _ in batch])
+    answer = torch.zeros(len(batch), longest, dtype=torch.bool)
+    for row, (tokens, prompt) in enumerate(batch):
+        answer[row, prompt : len(tokens)] = True
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # right padding: the causal mask suffices
+    logits = model.lm_head(hidden[answer[:, 1:]])
+    loss = F.cross_entropy(logits, ids[:, 1:][answer[:, 1:]])
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Linear warm-up, then linearly down to END_LR."""
+    if step <= WARM_UP:
+        return step / WARM_UP
+    return 1.0 - (1.0 - END_LR) * (step - WARM_UP) / max(1, steps - WARM_UP)
+
+
+def _swap(scratch: Path, model_dir: Path) -> None:
+    """Put scratch/new in place of ``model_dir``; a kill between the renames leaves no folder, and the next call trains anew."""
+    for folder in (scratch / "new/clean", scratch / "new"):
+        sync_folder(folder)
+    if model_dir.exists():
+        os.rename(model_dir, scratch / "old")
+    os.rename(scratch / "new", model_dir)
+    sync_folder(model_dir.parent)
+
+
+def _recipe(data_dir: Path, seed: int, recipe: WarmStartSection) -> dict[str, Any]:
+    here = Path(__file__).parent
+    agents = here.parent.parent / "agents"
+    sources = [here / "tinymodel.py", here / "demos.py", here / "warmstart.py", agents / "prompts.py"]
+    try:
+        data = hashlib.sha256((data_dir / "train.parquet").read_bytes()).hexdigest()
+    except OSError as error:
+        raise UserError(f"{data_dir}/train.parquet cannot be read ({error.strerror})", "run `slurmlight data toy`") from None
+    return {
+        "seed": seed,
+        "warmstart": {name: getattr(recipe, name) for name in recipe.__struct_fields__},
+        "data": data,
+        "sources": sha256_of(sources),
+        "torch": torch.__version__,
+    }
