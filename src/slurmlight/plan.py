@@ -47,6 +47,8 @@ class JobPlan:
     runtime: str = ""
     binds: tuple[str, ...] = ()
     env_names: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    scratch: str = ""
 
     @property
     def gres(self) -> str:

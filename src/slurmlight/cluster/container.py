@@ -8,6 +8,7 @@ import platform
 import re
 import resource
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from slurmlight.cluster.runtimes import ADAPTERS, FORMS, PROGRAMS, Bind, Call, l
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.plan import JobPlan
 
-IMAGE_PYTHON = "/opt/slurmlight/bin/python"  # of the images built from docker/; a payload in a container starts with it
+IMAGE_PYTHON = "python"  # what a command that starts with the host's Python starts with inside; by the image's own PATH
+IMAGE_PATH = "/opt/slurmlight/bin:/usr/local/bin:/usr/bin:/bin"  # where no converter left the image's ENV
 HELP_DEADLINE_S = 10.0
 
 # What every payload gets of the host's environment beside the names it asks for; nothing secret among them.
@@ -56,7 +58,7 @@ def wrap(
 ) -> list[str]:
     """``argv`` as it runs in the plan's container on this node; ``argv`` itself where the plan has none.
 
-    ``env_names`` are passed through besides ALWAYS and the plan's own. ``role`` tells containers of one attempt apart
+    A command of the host's Python becomes one of the image's. ``env_names`` are passed through besides ALWAYS and the plan's own. ``role`` tells containers of one attempt apart
     (payload, ray ...). ``launcher`` is an srun command line in front. ``temp`` is the job's temporary folder on the node:
     bound, TMPDIR and HOME inside. ``environ`` is read for names and Slurm's GPU numbers; no value of it gets into the argv.
     Raises UserError as ``check`` does where the runtime is not known yet.
@@ -70,7 +72,7 @@ def wrap(
     call = Call(
         image=str(path or plan.image),
         name=container_name(plan, attempt, role),
-        command=tuple(argv),
+        command=(IMAGE_PYTHON if argv[0] in (sys.executable, plan.payload[0]) else argv[0], *argv[1:]),
         binds=binds(plan, [temp] if temp else []),
         env_names=tuple(_env_name(name) for name in dict.fromkeys((*asked, *prefixed)) if name not in ("HOME", "TMPDIR")),
         workdir=plan.project_folder,
@@ -81,7 +83,7 @@ def wrap(
         cpus=plan.cpus,
         user=(os.getuid(), os.getgid()),
         limits=tuple((name, resource.getrlimit(kind)[1]) for name, kind in LIMITS.items()),
-        image_env=image.environment(path) if runtime == "charliecloud" else (),
+        image_env=(image.environment(path) or (("PATH", IMAGE_PATH),)) if runtime == "charliecloud" else (),
     )
     return ADAPTERS[runtime](call)
 
