@@ -58,9 +58,10 @@ def wrap(
 ) -> list[str]:
     """``argv`` as it runs in the plan's container on this node; ``argv`` itself where the plan has none.
 
-    A command of the host's Python becomes one of the image's. ``env_names`` are passed through besides ALWAYS and the plan's own. ``role`` tells containers of one attempt apart
-    (payload, ray ...). ``launcher`` is an srun command line in front. ``temp`` is the job's temporary folder on the node:
-    bound, TMPDIR and HOME inside. ``environ`` is read for names and Slurm's GPU numbers; no value of it gets into the argv.
+    A command of the host's Python becomes one of the image's. ``env_names`` are passed through besides ALWAYS and the
+    plan's own. ``role`` tells containers of one attempt apart (payload, ray ...). ``launcher`` is an srun command line in
+    front. ``temp`` is the job's temporary folder on the node: bound, TMPDIR and HOME inside. ``environ`` is read for names
+    and Slurm's GPU numbers; no value of it gets into the argv.
     Raises UserError as ``check`` does where the runtime is not known yet.
     """
     runtime, path = resolve(plan)
