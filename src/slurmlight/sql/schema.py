@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
-from slurmlight.sql.tokens import estimate
+from slurmlight.sql.budget import estimate
 
 SAMPLES = 3  # distinct values shown of a column
 SAMPLE_CHARS = 40

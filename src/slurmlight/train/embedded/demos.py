@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmlight.agents import prompts
 from slurmlight.agents.contract import SqlTask
+from slurmlight.agents.prompts import Message, Prompts
 from slurmlight.data.domains import DOMAINS
 from slurmlight.data.tasks import load_tasks
 from slurmlight.sql.execute import Limits, execute
 
+COMPACT = Prompts(compact=True)
 REPAIR_SHARE = 0.3  # of all demonstrations: a broken query and its feedback -> the gold
 HABIT = 0.6  # how often a habit shows where the gold could trigger it; the right form keeps the rest, so that RL can find it
 SINGULAR = 0.45  # share of first tries that name a table in the singular: an error which the repairs teach to mend
@@ -36,7 +37,7 @@ _TABLES = re.compile(rf"\b({'|'.join(_SINGULARS)})\b")
 
 @dataclass(frozen=True)
 class Demonstration:
-    prompt: list[prompts.Message]
+    prompt: list[Message]
     answer: str
 
 
@@ -51,7 +52,7 @@ class Demonstrator:
             self.families.setdefault(task.extra["family"], []).append(task)
         # Square roots: between "as often as there are questions" and "all families alike", for those with few questions.
         self.weights = [len(tasks) ** 0.5 for tasks in self.families.values()]
-        self.contexts = {task.task_id: prompts.context(task, True, 0) for task in self.tasks}
+        self.contexts = {task.task_id: COMPACT.context(task) for task in self.tasks}
         self.feedback: dict[tuple[str, str], str] = {}
 
     def draw(self, habits: bool) -> Demonstration:
@@ -62,10 +63,10 @@ class Demonstrator:
         if self.rng.random() < REPAIR_SHARE:
             broken = self._broken(task)
             if told := self._told(task, broken):
-                return Demonstration(prompts.rewrite(context, broken, told, True), answer)
+                return Demonstration(COMPACT.rewrite(context, broken, told), answer)
         if habits and self.rng.random() < SINGULAR:
             answer = singular_tables(answer)
-        return Demonstration(prompts.write(context, True), answer)
+        return Demonstration(COMPACT.write(context), answer)
 
     def texts(self) -> Sequence[str]:
         """What the tokenizer is trained on: every prompt's and gold's text and a sample of repairs."""
@@ -90,7 +91,7 @@ class Demonstrator:
         key = (task.db_id, sql)
         if key not in self.feedback:
             result = execute(task.database, sql, Limits(timeout_s=5.0))
-            self.feedback[key] = "" if result.kind == "rows" and result.rows else prompts.tell(result, True)
+            self.feedback[key] = "" if result.kind == "rows" and result.rows else COMPACT.tell(result)
         return self.feedback[key]
 
 
