@@ -1,0 +1,115 @@
+"""The payload of one attempt: started in its own process group, watched, asked to stop, ended with all it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+
+from slurmlight.cluster import processes
+from slurmlight.cluster.attempts import Attempt, Log
+from slurmlight.cluster.watch import Watchdog
+from slurmlight.plan import JobPlan
+from slurmlight.runfolder import RunFolder, StopRequest
+
+DUMP_S = 3.0  # for the stacks of a hung payload
+HANG_STOP_S = 10.0  # for a payload that was only held up to save after all
+
+
+class Payload:
+    """A running payload. Raises OSError where its program cannot be started."""
+
+    def __init__(self, run: RunFolder, plan: JobPlan, attempt: Attempt, log: Log, env: Mapping[str, str]) -> None:
+        self.run, self.attempt, self.log = run, attempt, log
+        output = log.open()
+        try:
+            self.process = processes.spawn(
+                _argv(plan, attempt.attempt, env), env=_environment(env, run, attempt), output=output, cwd=plan.project_folder
+            )
+        finally:
+            os.close(output)
+        log.phase("payload", f"pid {self.process.pid}")
+        self.watchdog = Watchdog(attempt.attempt, plan.first_step_s, plan.step_s, time.monotonic())
+        self._beat: tuple[int, int] = (0, 0)
+        self._status = run.status()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; 128 + signal where a signal ended it."""
+        code = self.process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def look(self) -> str:
+        """What the watchdog says is wrong; empty while all is well."""
+        if (stamp := _stamp(self.run.path / "status.json")) != self._beat:
+            self._beat, self._status = stamp, self.run.status()
+        before = self.watchdog.stepped
+        found = self.watchdog.look(self._status, _stamp(self.run.metrics)[1] > self.attempt.metrics_offset, time.monotonic())
+        if self.watchdog.stepped and not before:
+            self.log.phase("first step")
+        return found
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Have it save and end at the next step boundary."""
+        try:
+            self.run.request_stop(StopRequest(reason, self.attempt.attempt))
+        except OSError as error:
+            self.log.line(f"stop.json cannot be written ({error.strerror}); sending SIGTERM instead")
+            self.signal(signal.SIGTERM)
+
+    def signal(self, signum: int) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signum)
+
+    def end(self, grace: float) -> None:
+        """End it and everything it started, wherever that went."""
+        leader = self.process.pid
+        processes.end(processes.group(leader), grace)
+        processes.end(processes.marked([self.attempt.mark]), grace)
+        self.process.wait()
+
+    def end_hung(self) -> None:
+        """Stacks into the log, a last chance to save, then the end."""
+        pids = processes.group(self.process.pid)
+        states = " ".join(f"{pid}:{processes.state(pid)}" for pid in pids)
+        self.log.phase("hang", f"process states {states}; stacks follow")
+        self.ask_to_stop("hang")
+        self.signal(signal.SIGUSR1)  # faulthandler of the payload
+        if any(processes.state(pid) == "T" for pid in pids):
+            os.killpg(self.process.pid, signal.SIGCONT)
+        self._wait(DUMP_S + HANG_STOP_S)
+        self.end(grace=0)
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+
+
+def _argv(plan: JobPlan, attempt: int, env: Mapping[str, str]) -> list[str]:
+    if not plan.image:
+        return list(plan.payload)
+    from slurmlight.cluster import container
+
+    return container.wrap(plan, plan.payload, attempt, environ=env)
+
+
+def _environment(env: Mapping[str, str], run: RunFolder, attempt: Attempt) -> dict[str, str]:
+    return dict(env) | {
+        "SLURMLIGHT_RUN": str(run.path),
+        "SLURMLIGHT_ATTEMPT": str(attempt.attempt),
+        processes.MARK: attempt.mark,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def _stamp(path: os.PathLike[str]) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    return (found.st_mtime_ns, found.st_size)

@@ -1,0 +1,64 @@
+"""Checks before the payload starts: what would waste a start, or ruin the run, is refused with what to do.
+
+Other modules add theirs: ``@preflight.check`` on a function of (plan, folder) that raises UserError (nothing helps but a
+person) or BadNode (another node may do).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmlight.errors import UserError
+from slurmlight.plan import JobPlan
+from slurmlight.runfolder import RunFolder
+
+PROBE_BYTES = 1 << 20
+
+type Check = Callable[[JobPlan, RunFolder], None]
+_checks: list[Check] = []
+
+
+class BadNode(UserError):
+    """This node cannot run the payload; another one may."""
+
+
+def check(function: Check) -> Check:
+    """Add ``function`` to the checks; they run in the order they were added."""
+    _checks.append(function)
+    return function
+
+
+def run(plan: JobPlan, folder: RunFolder) -> None:
+    """Run every check. Raises the first UserError."""
+    for function in _checks:
+        function(plan, folder)
+
+
+@check
+def writable(plan: JobPlan, folder: RunFolder) -> None:
+    """The run folder takes a file. Tried, not asked: quotas and full disks do not show in permissions or statvfs."""
+    probe = folder.path / f".probe.{os.getpid()}"
+    try:
+        with open(probe, "wb") as file:
+            file.write(b"\0" * PROBE_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        mend = "free space there (slurmlight checkpoints RUN shows what is kept), then launch the run again"
+        raise UserError(f"run folder {folder.path} cannot be written: {error.strerror}", mend) from None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@check
+def payload_exists(plan: JobPlan, folder: RunFolder) -> None:
+    """Outside a container the payload's program and folder must be here."""
+    if plan.image:
+        return
+    if not Path(plan.project_folder).is_dir():
+        raise BadNode(f"project folder {plan.project_folder} does not exist on this node", "use a folder all nodes share")
+    program = Path(plan.payload[0])
+    if program.is_absolute() and not os.access(program, os.X_OK):
+        raise BadNode(f"{program} does not exist on this node", "set the kit up in a folder all nodes share")
