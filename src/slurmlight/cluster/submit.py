@@ -12,12 +12,15 @@ import re
 import shlex
 import sys
 import time
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slurmlight.cluster import command, slurm
+from slurmlight.cluster import slurm
+from slurmlight.cluster.command import CommandTimeout
+from slurmlight.cluster.place import LAUNCHER
+from slurmlight.cluster.profiles import module_lines
 from slurmlight.errors import UserError
 from slurmlight.files import write_json
 from slurmlight.plan import JobPlan
@@ -26,7 +29,6 @@ from slurmlight.slurmtime import minutes
 
 SBATCH_DEADLINE_S = 60.0
 YEAR_MIN = 525_600
-LAUNCHER = "SLURMLIGHT_LAUNCHER"  # pid of the launcher that a foreground local run must not outlive
 
 
 class Job:
@@ -80,6 +82,7 @@ def sbatch_parameters(plan: JobPlan) -> dict[str, Any]:
     # (*.save_tmp) would fail every later attempt.
     setup = [
         "trap '' USR2 TERM",
+        *module_lines(plan.modules),
         "export PYTHONNOUSERSITE=1 PYTHONUNBUFFERED=1",
         f"rm -f {shlex.quote(str(submitit_folder(plan)))}/*.save_tmp",
     ]
@@ -138,7 +141,7 @@ def _sbatch(path: Path, name: str) -> str:
     for _ in range(2):
         try:
             return slurm.sbatch(path, deadline_s=SBATCH_DEADLINE_S)
-        except command.DeadlineExceeded:
+        except CommandTimeout:
             if found := slurm.find_by_name(name):
                 return found
     raise UserError(f"sbatch gave no answer in {SBATCH_DEADLINE_S:.0f} s, twice", "see whether slurmctld is up: scontrol ping")

@@ -72,7 +72,7 @@ def _engine(preset: Preset) -> Iterator[UserError]:
     if preset.engine.stack == "seed":
         if model.lora_rank > 0:
             yield UserError(
-                f"model.lora_rank={model.lora_rank} with verl 0.5.0 + vllm 0.10.2: they disagree on LoRA and corrupt the policy",
+                f"model.lora_rank={model.lora_rank} with verl 0.5.0 + vllm 0.10.2: they disagree and corrupt the policy",
                 "set lora_rank to 0",
             )
         if not rollout.free_cache_engine:
