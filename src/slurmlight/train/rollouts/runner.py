@@ -1,0 +1,180 @@
+"""A warm runner: claims rollouts from the gateway, plays many at once, reports rewards and failures.
+
+    AGL_KEY=... python -m slurmlight.train.rollouts.runner --server URL --run RUN_FOLDER --name NAME --slots N
+
+Works on any machine that reaches the gateway and sees the run folder. Claims are atomic (the gateway refuses a second one),
+so any number of runners may share a gateway. An episode that fails, hangs or blocks ends alone; none of these is a reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from slurmlight.agents.contract import Channel, Endpoint, Sampling
+from slurmlight.errors import UserError
+from slurmlight.presets import Preset
+from slurmlight.train.config import read_preset
+from slurmlight.train.rollouts.gateway import key_from_environment
+from slurmlight.train.rollouts.player import Player, Score, load_player
+
+SQL_PLAYER = "slurmlight.train.rollouts.sql_player:make"
+EXIT_BLOCKED = 70  # EX_SOFTWARE of sysexits.h
+TIMEOUT, ERROR, BLOCKED, LOST = "timeout", "error", "blocked", "lost"  # first word of a failed rollout's error message
+_POLL_S = 0.05
+_GATEWAY_GONE_S = 60.0
+
+
+class Runner:
+    def __init__(self, server: str, key: str, name: str, slots: int, player: Player, preset: Preset) -> None:
+        self.server = server.rstrip("/")
+        self.key = key
+        self.name = name
+        self.slots = slots
+        self.player = player
+        self.timeout_s = preset.runner.rollout_timeout_s
+        self.max_tokens = preset.data.max_response_length
+        self.temperature = preset.actor_rollout_ref.rollout.temperature
+        self.http = httpx.AsyncClient(
+            base_url=f"{self.server}/api", headers={"Authorization": f"Bearer {key}"}, timeout=60, trust_env=False
+        )
+        self.episodes: set[asyncio.Task[None]] = set()
+        self.last_tick = time.monotonic()
+
+    async def run(self) -> None:
+        """Claim and play until cancelled. Raises httpx.HTTPError when the gateway was out of reach for a minute."""
+        threading.Thread(target=self._watch_loop, args=(asyncio.get_running_loop(),), daemon=True).start()
+        answered = time.monotonic()
+        while True:
+            self.last_tick = time.monotonic()
+            try:
+                claimed = await self._claim(self.slots - len(self.episodes))
+                answered = time.monotonic()
+            except httpx.HTTPError:
+                if time.monotonic() - answered > _GATEWAY_GONE_S:
+                    raise
+                claimed = 0
+            if not claimed:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Until an episode ends or it is time to look again."""
+        pause = asyncio.create_task(asyncio.sleep(_POLL_S))
+        await asyncio.wait({pause, *self.episodes}, return_when=asyncio.FIRST_COMPLETED)
+        pause.cancel()
+
+    async def _claim(self, free: int) -> int:
+        """Take up to ``free`` queued rollouts; how many were taken."""
+        if free < 1:
+            return 0
+        answer = await self.http.get("/rollouts", params={"state_in": "queuing", "limit": free})
+        taken = 0
+        for rollout in answer.raise_for_status().json():
+            if await self._patch(rollout["rollout_id"], state="running", last_attempt_id="0", k8s_job_name=self.name):
+                task = asyncio.create_task(self._episode(rollout), name=rollout["rollout_id"])
+                self.episodes.add(task)
+                task.add_done_callback(self.episodes.discard)
+                taken += 1
+        return taken
+
+    async def _episode(self, rollout: Mapping[str, Any]) -> None:
+        rollout_id = rollout["rollout_id"]
+        try:
+            async with asyncio.timeout(self.timeout_s) as limit:
+                score = await self.player(rollout["input"], self.endpoint(rollout))
+                await self._report(rollout_id, score)
+        except Exception as error:  # whatever an agent raises is this episode's end, not the runner's
+            message = f"{TIMEOUT}: no answer within {self.timeout_s:g} s" if limit.expired() else f"{ERROR}: {_words(error)}"
+            print(f"episode {rollout_id} failed: {message}", file=sys.stderr, flush=True)
+            end = {"state": "failed", "error_message": message}
+        else:
+            end = {"state": "succeeded"}
+        with contextlib.suppress(httpx.HTTPError):  # a gateway that is gone is noticed by run()
+            await self._patch(rollout_id, **end)
+
+    def endpoint(self, rollout: Mapping[str, Any]) -> Endpoint:
+        """The learning channel is attempt 0; what goes through attempt "aux" is kept by the gateway but not trained on."""
+        mode = "train" if rollout["is_train"] else "val"
+        learn, aux = (
+            Channel(
+                f"{self.server}/proxy/rollout/{rollout['rollout_id']}/attempt/{attempt}/mode/{mode}/openai/v1",
+                self.key,
+                "policy",
+            )
+            for attempt in ("0", "aux")
+        )
+        row = rollout["input"]
+        seed = row.get("seed") if isinstance(row, dict) else None
+        temperature = self.temperature if rollout["is_train"] else 0.0
+        return Endpoint(learn, aux, Sampling(temperature, self.max_tokens, seed), self.timeout_s)
+
+    async def _report(self, rollout_id: str, score: Score) -> None:
+        events = [{"event_type": "reward", "data": {"value": score.reward, "source": "agent", "reason": score.reason}}]
+        if score.detail:
+            events.append({"event_type": "detail", "data": score.detail})
+        for event in events:
+            (await self.http.post(f"/rollouts/{rollout_id}/attempt/0/events", json=event)).raise_for_status()
+
+    async def _patch(self, rollout_id: str, **status: str) -> bool:
+        """False where the gateway refuses: another runner has it, or it was failed or forgotten meanwhile."""
+        answer = await self.http.patch(f"/rollouts/{rollout_id}", json={"status": status})
+        if answer.status_code in (404, 409):
+            return False
+        answer.raise_for_status()
+        return True
+
+    def _watch_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own: an agent that blocks the event loop blocks every episode here. Name it and end."""
+        while time.monotonic() - self.last_tick < self.timeout_s:
+            time.sleep(min(1.0, self.timeout_s / 4))
+        task = asyncio.current_task(loop)
+        message = f"{BLOCKED}: the agent blocked its runner for {self.timeout_s:g} s"
+        if task is not None and task in self.episodes:
+            print(f"episode {task.get_name()} failed: {message}", file=sys.stderr, flush=True)
+            httpx.patch(
+                f"{self.server}/api/rollouts/{task.get_name()}",
+                json={"status": {"state": "failed", "error_message": message}},
+                headers={"Authorization": f"Bearer {self.key}"},
+                trust_env=False,
+            )
+        os._exit(EXIT_BLOCKED)
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+async def serve(runner: Runner) -> None:
+    async with runner.http:
+        await runner.run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--server", required=True, help="URL of the gateway")
+    parser.add_argument("--run", type=Path, required=True, help="run folder with config.json")
+    parser.add_argument("--name", required=True, help="name of this runner, unique at the gateway")
+    parser.add_argument("--slots", type=int, required=True, help="episodes in flight")
+    parser.add_argument("--player", default=SQL_PLAYER, help="module:function that makes the player")
+    asked = parser.parse_args()
+    try:
+        preset = read_preset(asked.run)
+        player = load_player(asked.player, preset)
+        runner = Runner(asked.server, key_from_environment(), asked.name, asked.slots, player, preset)
+    except UserError as error:
+        raise SystemExit(f"runner: {error}") from None
+    asyncio.run(serve(runner))
+
+
+if __name__ == "__main__":
+    main()
