@@ -1,0 +1,77 @@
+"""Chat completions for agents: one pooled OpenAI client a channel, and failures that can never pass for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import openai
+
+from slurmlight.agents.contract import Channel, Endpoint, InfrastructureError, call_seed
+
+MAX_RETRIES = 3  # of one request: connection errors, 408, 409, 429 and 5xx, with the client's own growing pauses
+_THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+# A client's connections belong to the event loop that opened them.
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], openai.AsyncOpenAI]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Reply:
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+
+async def complete(llm: Endpoint, learns: bool, messages: list[dict[str, str]], call: int) -> Reply:
+    """The answer to ``messages`` as the episode's ``call``-th call (from 0). Thinking is off where the template knows it.
+
+    Raises InfrastructureError where no completion came back: no connection, time out, a refusal of the server, no JSON.
+    """
+    channel = llm.learn if learns else llm.aux
+    options: dict[str, Any] = {"temperature": llm.sampling.temperature, "extra_body": _THINKING_OFF}
+    if llm.sampling.max_tokens is not None:
+        options["max_tokens"] = llm.sampling.max_tokens
+    if llm.sampling.seed is not None:
+        options["seed"] = call_seed(llm.sampling.seed, call)
+    start = time.monotonic()
+    try:
+        # The raw response: building the typed one would cost more than all else on this side of the wire.
+        response = await _client(channel).chat.completions.with_raw_response.create(
+            model=channel.model,
+            messages=messages,  # type: ignore[arg-type]
+            timeout=llm.timeout_s,
+            **options,
+        )
+        body = json.loads(response.content)
+        text = body["choices"][0]["message"].get("content") or ""
+        usage = body.get("usage") or {}
+        tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+    except openai.OpenAIError as error:
+        raise InfrastructureError(f"no completion from {channel.base_url}: {_first_line(error)}") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InfrastructureError(f"{channel.base_url} sent something that is no chat completion ({error!r})") from error
+    return Reply(text, *tokens, time.monotonic() - start)
+
+
+async def close_clients() -> None:
+    """Close the running loop's connections (at the end of a process that cares about warnings)."""
+    for client in _clients.pop(asyncio.get_running_loop(), {}).values():
+        await client.close()
+
+
+def _client(channel: Channel) -> openai.AsyncOpenAI:
+    clients = _clients.setdefault(asyncio.get_running_loop(), {})
+    key = (channel.base_url, channel.api_key)
+    if key not in clients:
+        clients[key] = openai.AsyncOpenAI(base_url=channel.base_url, api_key=channel.api_key or "none", max_retries=MAX_RETRIES)
+    return clients[key]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
