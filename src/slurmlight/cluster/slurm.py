@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurmlight.cluster import command, records, verdicts
+from slurmlight.cluster import command, gres, records, verdicts
 from slurmlight.cluster.command import CommandError, CommandFailed, CommandMissing, Result
 from slurmlight.cluster.jobid import JobId, parse
 from slurmlight.cluster.records import JobRecord
@@ -252,3 +252,21 @@ def _partitions_or_none() -> tuple[str, ...]:
         return partitions()
     except CommandError:
         return ()
+
+
+def answers() -> bool:
+    """Whether there is a Slurm here that answers."""
+    try:
+        return bool(partitions())
+    except CommandError:
+        return False
+
+
+def default_partition() -> str:
+    """The partition that sbatch takes when none is named. Raises CommandError."""
+    return partitions()[0]
+
+
+def check_gpus(partition: str, gpus: int, gpu_type: str = "") -> gres.Request:
+    """``gpus`` of ``gpu_type`` a node against what ``partition`` offers now. Raises UserError where it cannot give them."""
+    return gres.fit(partition, partition_gres(partition), gpus, gpu_type)
