@@ -267,6 +267,6 @@ def default_partition() -> str:
     return partitions()[0]
 
 
-def check_gpus(partition: str, gpus: int, gpu_type: str = "") -> gres.Request:
-    """``gpus`` of ``gpu_type`` a node against what ``partition`` offers now. Raises UserError where it cannot give them."""
+def check_gpus(partition: str, gpus: int, gpu_type: str = "") -> str:
+    """The GPU type to ask for in ``partition``: see gres.fit, which raises UserError where it cannot give them."""
     return gres.fit(partition, partition_gres(partition), gpus, gpu_type)
