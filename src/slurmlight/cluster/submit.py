@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmlight.cluster import slurm
-from slurmlight.cluster.command import CommandTimeout
+from slurmlight.cluster.command import DeadlineExceeded
 from slurmlight.cluster.place import LAUNCHER
 from slurmlight.cluster.profiles import module_lines
 from slurmlight.errors import UserError
@@ -141,7 +141,7 @@ def _sbatch(path: Path, name: str) -> str:
     for _ in range(2):
         try:
             return slurm.sbatch(path, deadline_s=SBATCH_DEADLINE_S)
-        except CommandTimeout:
+        except DeadlineExceeded:
             if found := slurm.find_by_name(name):
                 return found
     raise UserError(f"sbatch gave no answer in {SBATCH_DEADLINE_S:.0f} s, twice", "see whether slurmctld is up: scontrol ping")
