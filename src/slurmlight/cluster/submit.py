@@ -119,7 +119,6 @@ def submit(plan: JobPlan, *, follow: bool = False) -> str:
 
 def _submit_slurm(plan: JobPlan) -> str:
     import submitit
-    from submitit.helpers import clean_env
     from submitit.slurm.slurm import SlurmJob
 
     class Executor(submitit.SlurmExecutor):
@@ -132,8 +131,7 @@ def _submit_slurm(plan: JobPlan) -> str:
 
     executor = Executor(submitit_folder(plan), max_num_timeout=1000, python=_python())
     executor.update_parameters(**sbatch_parameters(plan))
-    with clean_env():
-        return executor.submit(Job(plan.run_folder)).job_id
+    return executor.submit(Job(plan.run_folder)).job_id
 
 
 def _sbatch(path: Path, name: str) -> str:
