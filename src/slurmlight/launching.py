@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from slurmlight.following import attend, tell
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
 from slurmlight.runfolder import RunFolder, find_run, home
+from slurmlight.secrets import forwarded_names
 
 # Keys that may differ from the run's first launch: they say how far and where, not what is learned.
 FREE_KEYS = (
@@ -82,7 +85,7 @@ def _on_partition(preset: Preset, dry: bool, given: dict[str, Any]) -> dict[str,
         profile.check(preset.job.gpus, merged.get("cpus", 0))
     if live and preset.job.gpus:
         offered = slurm.partition_gres(partition)
-        merged["gpu_type"] = gres.check(partition, offered, preset.job.gpus, merged.get("gpu_type", ""))
+        merged["gpu_type"] = gres.fit(partition, offered, preset.job.gpus, merged.get("gpu_type", ""))
     return merged
 
 
@@ -195,3 +198,27 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
     model = preset.actor_rollout_ref.model.path
     if not (project / model / "config.json").exists():
         raise UserError(f"model folder {project / model} has no config.json", "fetch it with: slurmlight model fetch")
+
+
+def run_here(preset: Preset, name: str | None, flags: dict[str, Any]) -> int:
+    """Supervise ``preset`` in the job that this process is the batch process of; its size is what Slurm gave it."""
+    from slurmlight.cluster import supervisor
+
+    env = os.environ
+    job = env.get("SLURM_JOB_ID")
+    if not job:
+        raise UserError("no SLURM_JOB_ID: this is not a Slurm job", "sbatch slurm/train.sbatch, or use launch.py")
+    flags = {key: value for key, value in flags.items() if value} | {
+        "partition": env.get("SLURM_JOB_PARTITION", ""),
+        "nodes": int(env.get("SLURM_JOB_NUM_NODES", 1)),
+        "cpus": int(env.get("SLURM_CPUS_ON_NODE", preset.job.cpus)),
+        "env_names": forwarded_names(),
+    }
+    if profile := profiles.load_all().get(flags["partition"]):
+        flags = profile.defaults(preset.engine.stack) | flags
+    plan = plans.make_plan(preset, name=name or preset.name, project=home(), cluster="slurm", python=sys.executable, **flags)
+    check_inputs(plan, preset)
+    run = prepare(plan, preset, fresh=False)
+    record = {"cluster": "slurm", "job_id": job, "name": env.get("SLURM_JOB_NAME", ""), "submitted": time.time()}
+    write_json(run.job, record)
+    return supervisor.supervise(run.path)

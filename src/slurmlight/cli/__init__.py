@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 
 import typer
+import typer.core
 
 from slurmlight.errors import UserError
 
@@ -15,6 +17,7 @@ ROOMS = ("launch", "runs", "checkpoints", "explain", "presets", "data", "sql", "
 
 
 def build() -> typer.Typer:
+    typer.core.HAS_RICH = False  # plain help: rich's would cost a third of the time a login node waits for it
     app = typer.Typer(
         name="slurmlight",
         help="Train LLM agents by reinforcement learning as batch jobs that look after themselves.",
@@ -23,7 +26,7 @@ def build() -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for room in ROOMS:
+    for room in (r for r in ROOMS if importlib.util.find_spec(f"slurmlight.cli.{r}")):
         importlib.import_module(f"slurmlight.cli.{room}").register(app)
     return app
 

@@ -16,6 +16,7 @@ class Cluster(StrEnum):
 
 def register(app: typer.Typer) -> None:
     app.command()(launch)
+    app.command()(batch)
 
 
 def launch(
@@ -47,11 +48,7 @@ def launch(
     from slurmlight.secrets import forwarded_names
 
     overrides = list(set_ or []) + ([f"engine.stack={stack}"] if stack else [])
-    flags = {
-        "job.nodes": nodes,
-        "job.gpus": gpus,
-        "job.time": time,
-    }
+    flags = {"job.nodes": nodes, "job.gpus": gpus, "job.time": time}
     overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
     chosen = presets.load(preset, overrides)
     run_name(name or chosen.name)
@@ -82,3 +79,19 @@ def _print_dry_run(plan, chosen, why: str) -> None:  # type: ignore[no-untyped-d
         print("\n# ---- job script ----\n" + script(plan).rstrip())
     print("\n# ---- plan ----\n" + redact(json.dumps(plans.to_json(plan), indent=1)))
     print("\n# ---- resolved configuration ----\n" + redact(json.dumps(presets.to_json(chosen), indent=1)))
+
+
+def batch(
+    preset: Annotated[str, typer.Option(help="preset name or TOML file")],
+    name: Annotated[str | None, typer.Option(help="name of the run; the preset's by default")] = None,
+    image: Annotated[str | None, typer.Option(help="container image (path or reference)")] = None,
+    runtime: Annotated[str | None, typer.Option(help="container runtime")] = None,
+    stack: Annotated[str | None, typer.Option(help="package set of the verl engine: seed or current")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for any preset key; repeatable")] = None,
+) -> None:
+    """Train inside a job that sbatch started already (slurm/train.sbatch): what launch submits, without submitting."""
+    from slurmlight import launching, presets
+
+    overrides = list(set_ or []) + ([f"engine.stack={stack}"] if stack else [])
+    chosen = presets.load(preset, overrides)
+    raise typer.Exit(launching.run_here(chosen, name, {"image": image, "runtime": runtime}))

@@ -6,14 +6,12 @@ A preset may start from another one: ``base = "qwen"`` as its first line; its ow
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
-import msgspec.inspect
 
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.presets.rules import check, warnings
@@ -54,7 +52,9 @@ def from_json(value: Mapping[str, Any]) -> Preset:
     try:
         return msgspec.convert(value, Preset)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), value) from None
+        from slurmlight.presets.explain import explain  # its type inspection is only worth loading for an error
+
+        raise explain(str(error), value) from None
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -112,64 +112,11 @@ def _value(raw: str) -> Any:
         return raw
 
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>[^`]*)`)?$", re.DOTALL)
-_FIELD = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>[^`]+)`")
-
-
-def _explain(message: str, value: Any) -> UserError:
-    match = _AT.match(message)
-    what, where = (match["what"], match["where"] or "") if match else (message, "")
-    parents = [part for part in where.split(".") if part]
-    if found := _FIELD.match(what):
-        key = ".".join([*parents, found["name"]])
-        if found["kind"] == "missing required":
-            return UserError(f"preset has no '{key}'", "add it to the preset")
-        place = f"key under {'.'.join(parents)}:" if parents else "key"
-        return unknown_name(place, found["name"], _fields(parents))
-    for part in parents:
-        value = value.get(part) if isinstance(value, Mapping) else value
-    return UserError(f"{where}={value!r}: {what[:1].lower()}{what[1:]}", _documented(parents))
-
-
-def _field(where: list[str]) -> msgspec.inspect.Field | None:
-    """The schema's field at a dotted place; None where there is none."""
-    kind: Any = msgspec.inspect.type_info(Preset)
-    found = None
-    for part in where:
-        kind = _struct(kind)
-        found = next((field for field in kind.fields if field.name == part), None) if kind else None
-        if found is None:
-            return None
-        kind = found.type
-    return found
-
-
-def _struct(kind: Any) -> msgspec.inspect.StructType | None:
-    inner = [kind, *getattr(kind, "types", ()), getattr(kind, "type", None)]
-    return next((one for one in inner if isinstance(one, msgspec.inspect.StructType)), None)
-
-
-def _fields(where: list[str]) -> list[str]:
-    found = _field(where) if where else None
-    struct = _struct(found.type if found else msgspec.inspect.type_info(Preset))
-    return [field.name for field in struct.fields] if struct else []
-
-
 def _is_text(where: list[str]) -> bool:
-    found = _field(where)
-    return found is not None and isinstance(_bare(found.type), msgspec.inspect.StrType)
-
-
-def _bare(kind: Any) -> Any:
-    return kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind
-
-
-def _documented(where: list[str]) -> str:
-    found = _field(where)
-    if found is None:
-        return "correct the value"
-    about = (
-        (found.type.extra_json_schema or {}).get("description", "") if isinstance(found.type, msgspec.inspect.Metadata) else ""
-    )
-    default = "" if found.required else f"default {found.default!r}"
-    return " - ".join(part for part in (default, about) if part) or "correct the value"
+    """Whether the field at a dotted place is a plain string: ``--time 30`` is text, not a number."""
+    kind: Any = Preset
+    for part in where:
+        kind = getattr(kind, "__annotations__", {}).get(part)
+        while args := get_args(kind):  # Annotated[X, ...] and X | None
+            kind = args[0]
+    return kind is str
