@@ -13,13 +13,15 @@ import os
 import sqlite3
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from sys import getsizeof
 from time import monotonic
 from typing import Any, Literal
 
 from slurmlight.errors import UserError
-from slurmlight.sql.guard import QUADRATIC, QUADRATIC_BYTES, STRICT, Guarded, Policy, connect
+from slurmlight.sql.guard import EXPANSIONS, QUADRATIC, STRICT, Guarded, Policy, connect
+from slurmlight.sql.tokens import expansions, first_word
 
 Kind = Literal["rows", "error", "timeout", "too_large", "refused"]
 Row = tuple[Any, ...]
@@ -27,6 +29,8 @@ KEPT_CONNECTIONS = 256
 
 _BROKEN = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 _IOERR_NOMEM = 3082
+_QUERY_WORDS = ("SELECT", "WITH", "VALUES")
+_PLAN_COLUMNS = ("addr", "id")
 
 
 class DatabaseMissing(UserError):
@@ -83,16 +87,17 @@ def execute(database: Path, sql: str, limits: Limits = DEFAULT) -> Result:
 
 def run_guarded(guarded: Guarded, sql: str, limits: Limits) -> Result:
     """Run ``sql`` on a connection that the caller keeps. Raises DatabaseBroken."""
-    state, start = guarded.state, monotonic()
-    state.late, state.denied, state.deadline = False, "", start + limits.timeout_s
+    start = guarded.begin(limits.timeout_s)
     lowered = sql.lower()
-    slow = any(name in lowered for name in QUADRATIC)
-    if slow:
-        guarded.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, QUADRATIC_BYTES)
+    if "with" in lowered and expansions(sql) > EXPANSIONS:
+        return Result("too_large", message="nested common table expressions multiply", error="too_complex")
+    longest = min((size for name, size in QUADRATIC.items() if name in lowered), default=0)
+    if longest:
+        guarded.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
     try:
         kind, columns, rows, error, message = _outcome(guarded, sql, limits)
     finally:
-        if slow:
+        if longest:
             guarded.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, guarded.policy.value_bytes)
     return Result(kind, columns, rows, message, error, monotonic() - start)
 
@@ -109,7 +114,7 @@ def _outcome(guarded: Guarded, sql: str, limits: Limits) -> _Outcome:
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as failure:
         return _failed(failure, guarded, sql)
     # Decoding in C is fast but strict; the few results with other bytes are worth a second run.
-    guarded.connection.text_factory = _keep_bytes
+    guarded.connection.text_factory = partial(str, encoding="utf-8", errors=guarded.policy.decode_errors)
     try:
         return _fetch(guarded.connection, sql, limits)
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as failure:
@@ -118,16 +123,14 @@ def _outcome(guarded: Guarded, sql: str, limits: Limits) -> _Outcome:
         guarded.connection.text_factory = str
 
 
-def _keep_bytes(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
-
-
 def _fetch(connection: sqlite3.Connection, sql: str, limits: Limits) -> _Outcome:
     cursor = connection.execute(sql)
     try:
         if cursor.description is None:
-            return "refused", (), [], "not_a_query", "not a query: nothing to read came of it"
+            return _not_a_query(first_word(sql))
         columns = tuple(column[0] for column in cursor.description)
+        if columns[0] in _PLAN_COLUMNS and first_word(sql) == "EXPLAIN":  # the authorizer is not told of EXPLAIN
+            return _not_a_query("EXPLAIN")
         rows: list[Row] = []
         left = limits.max_bytes
         # One row at a time: a row can hold as much as columns x value limit, a batch of them would not fit in memory.
@@ -143,6 +146,10 @@ def _fetch(connection: sqlite3.Connection, sql: str, limits: Limits) -> _Outcome
         cursor.close()
 
 
+def _not_a_query(word: str) -> _Outcome:
+    return "refused", (), [], "not_a_query", f"not a query: {word[:20] if word else 'no SQL in it'}"
+
+
 def _failed(failure: Exception, guarded: Guarded, sql: str) -> _Outcome:
     """The outcome that an exception of sqlite3 stands for. Raises DatabaseBroken where it is the file's."""
     message, state = str(failure), guarded.state
@@ -152,6 +159,9 @@ def _failed(failure: Exception, guarded: Guarded, sql: str) -> _Outcome:
     if isinstance(failure, MemoryError) or code == _IOERR_NOMEM:
         return "too_large", (), [], "memory", "the query needs more memory than allowed"
     if state.denied:
+        word = first_word(sql)
+        if word not in _QUERY_WORDS:
+            return _not_a_query(word)
         return "refused", (), [], "not_allowed", f"not allowed: {state.denied}"
     if state.late:
         return "timeout", (), [], "timeout", "no result within the time limit"

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,14 @@ from urllib.parse import quote
 HEAP_BYTES = 512 << 20  # all of SQLite's memory in this process; it can only be lowered once set
 PROGRESS_STEPS = 1000  # VM instructions between two looks at the clock, about 30 us; costs 14 % on a long query
 
-# One C call of these takes (length of one argument) x (length of another) steps and no handler interrupts a C call:
-# a statement that names one gets shorter values.
-QUADRATIC = ("instr", "replace", "trim", "glob", "like")
-QUADRATIC_BYTES = 50_000
+# One C call of these takes (length of one argument) x (length of another) steps, and no handler interrupts a C call: a
+# statement that names one gets values of at most so many bytes (each call then takes well under a second).
+QUADRATIC = {"trim": 20_000, "instr": 100_000, "replace": 100_000, "glob": 200_000, "like": 200_000}
+# Bodies of common table expressions that SQLite may copy while it prepares a statement: 10,000 take 0.1 s.
+EXPANSIONS = 10_000
 
 CLOCK_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
-FUNCTIONS = frozenset(
-    """
+_LISTED = """
     count sum total avg min max group_concat
     abs round sign ceil ceiling floor trunc mod pow power sqrt exp ln log log2 log10 pi degrees radians
     sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
@@ -39,9 +40,10 @@ FUNCTIONS = frozenset(
     row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value
     json json_array json_array_length json_extract json_object json_quote json_type json_valid -> ->>
     json_group_array json_group_object
-    """.split()
-).union(CLOCK_FUNCTIONS)
-DANGEROUS = frozenset(("load_extension", "fts3_tokenizer", "sqlite_log", "printf", "format"))
+"""
+FUNCTIONS = frozenset(_LISTED.split()).union(CLOCK_FUNCTIONS)
+DANGEROUS = frozenset(("load_extension", "fts3_tokenizer", "sqlite_log"))
+_PROCESS_WIDE = ("hard_heap_limit", "soft_heap_limit", "temp_store_directory", "data_store_directory")
 _SECRET_TABLES = ("sqlite_", "pragma_", "dbstat")
 
 _WORDS = {
@@ -55,10 +57,11 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Policy:
-    """What a statement may do. ``functions`` is the allow-list; None allows all but the dangerous ones and the clock's."""
+    """What a statement may do. ``functions`` is the allow-list; None allows all but the dangerous ones."""
 
     functions: frozenset[str] | None = FUNCTIONS
     schema_tables: bool = False  # sqlite_master and its like may be read
+    decode_errors: str = "surrogateescape"  # what becomes of text that is not UTF-8
     clock: bool = False  # 'now', CURRENT_DATE and the like may be asked
     value_bytes: int = 1_000_000
     sql_bytes: int = 20_000
@@ -89,18 +92,39 @@ class Guarded:
     state: State
     policy: Policy
 
+    def begin(self, timeout_s: float) -> float:
+        """Forget the last statement and start the clock; returns time.monotonic()."""
+        now = monotonic()
+        self.state.late, self.state.denied, self.state.deadline = False, "", now + timeout_s
+        return now
+
 
 def connect(database: Path, policy: Policy = STRICT) -> Guarded:
     """A guarded connection to an existing file. Raises sqlite3.Error where the file cannot be opened or is no database."""
-    uri = f"file:{quote(str(database.absolute()))}?mode=ro&immutable=1"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0, check_same_thread=False)
+    connection = sqlite3.connect(
+        read_only_uri(database), uri=True, isolation_level=None, cached_statements=0, check_same_thread=False
+    )
     connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return guard(connection, policy)
+    connection.execute("PRAGMA query_only=1")
+    return _guard(connection, policy, _read_only)
 
 
-def guard(connection: sqlite3.Connection, policy: Policy) -> Guarded:
-    """Put every guard but the read-only file on a fresh connection."""
-    for pragma in ("query_only=1", "temp_store=2", f"hard_heap_limit={HEAP_BYTES}"):
+def connect_copy(database: Path, policy: Policy) -> Guarded:
+    """A guarded connection to a copy in memory, which may be written to; no other file can be reached from it."""
+    connection = sqlite3.connect(":memory:", cached_statements=0, check_same_thread=False)
+    with closing(sqlite3.connect(read_only_uri(database), uri=True)) as source:
+        source.backup(connection)
+    return _guard(connection, policy, _anything_but_files)
+
+
+def read_only_uri(database: Path) -> str:
+    return f"file:{quote(str(database.absolute()))}?mode=ro&immutable=1"
+
+
+def _guard(
+    connection: sqlite3.Connection, policy: Policy, authorizer: Callable[[State, Policy], Callable[..., int]]
+) -> Guarded:
+    for pragma in ("temp_store=2", f"hard_heap_limit={HEAP_BYTES}"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     for limit, value in (
         (sqlite3.SQLITE_LIMIT_LENGTH, policy.value_bytes),
@@ -116,9 +140,11 @@ def guard(connection: sqlite3.Connection, policy: Policy) -> Guarded:
         connection.setlimit(limit, value)
     state = State()
     if not policy.clock:
-        _stop_clock(connection, state)
+        _replace_functions(connection, CLOCK_FUNCTIONS, partial(_asks_time, state))
+    if policy.functions is None:
+        _replace_functions(connection, ("printf", "format"), _too_wide)
     connection.set_progress_handler(_progress(state), PROGRESS_STEPS)
-    connection.set_authorizer(_authorizer(state, policy))
+    connection.set_authorizer(authorizer(state, policy))
     return Guarded(connection, state, policy)
 
 
@@ -131,7 +157,7 @@ def _progress(state: State) -> Callable[[], bool]:
     return late
 
 
-def _authorizer(state: State, policy: Policy) -> Callable[..., int]:
+def _read_only(state: State, policy: Policy) -> Callable[..., int]:
     ok, deny, functions = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY, policy.functions
     select, read, function, recursive = (
         sqlite3.SQLITE_SELECT,
@@ -144,16 +170,18 @@ def _authorizer(state: State, policy: Policy) -> Callable[..., int]:
         if monotonic() > state.deadline:
             state.late = True
             return deny
+        if action == select:
+            return ok
         if action == read:
             if policy.schema_tables or not (first or "").lower().startswith(_SECRET_TABLES):
                 return ok
             state.denied = state.denied or f"reading {first}"
-        elif action == select or action == recursive:
-            return ok
         elif action == function:
             if second in functions if functions is not None else second not in DANGEROUS:
                 return ok
             state.denied = state.denied or f"function {second}"
+        elif action == recursive:
+            return ok
         else:
             state.denied = state.denied or _WORDS.get(action, f"action {action}")
         return deny
@@ -161,17 +189,43 @@ def _authorizer(state: State, policy: Policy) -> Callable[..., int]:
     return allowed
 
 
-def _stop_clock(connection: sqlite3.Connection, state: State) -> None:
-    """Date functions that refuse to tell the time: a verdict must be the same tomorrow. All else goes to SQLite's own."""
+def _anything_but_files(state: State, policy: Policy) -> Callable[..., int]:
+    def allowed(action: int, first: str | None, second: str | None, database: str | None, inside: str | None) -> int:
+        if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):  # VACUUM asks for ATTACH too
+            state.denied = "ATTACH"
+        elif action == sqlite3.SQLITE_PRAGMA and (first or "").lower() in _PROCESS_WIDE:
+            state.denied = f"PRAGMA {first}"
+        elif action == sqlite3.SQLITE_FUNCTION and second in DANGEROUS:
+            state.denied = f"function {second}"
+        else:
+            return sqlite3.SQLITE_OK
+        return sqlite3.SQLITE_DENY
+
+    return allowed
+
+
+def _replace_functions(connection: sqlite3.Connection, names: Sequence[str], refused: Callable[..., bool]) -> None:
+    """Put a test of the arguments in front of functions of SQLite's own; what it refuses ends the statement."""
     helper = sqlite3.connect(":memory:", check_same_thread=False)
 
     def call(name: str, *arguments: Any) -> Any:
-        times = arguments[1:] if name == "strftime" else arguments
-        if not times or any(isinstance(value, str) and value.strip().lower() == "now" for value in times[:1]):
-            state.denied = state.denied or f"the current time in {name}()"
-            raise ValueError
-        marks = ",".join("?" * len(arguments))
-        return helper.execute(f"SELECT {name}({marks})", arguments).fetchone()[0]
+        if refused(name, *arguments):
+            raise ValueError(name)
+        return helper.execute(f"SELECT {name}({','.join('?' * len(arguments))})", arguments).fetchone()[0]
 
-    for name in CLOCK_FUNCTIONS:
+    for name in names:
         connection.create_function(name, -1, partial(call, name), deterministic=True)
+
+
+def _asks_time(state: State, name: str, *arguments: Any) -> bool:
+    """Whether a date function would tell the current time: a verdict must be the same tomorrow."""
+    times = arguments[1:] if name == "strftime" else arguments
+    if times and not (isinstance(times[0], str) and times[0].strip().lower() == "now"):
+        return False
+    state.denied = state.denied or f"the current time in {name}()"
+    return True
+
+
+def _too_wide(name: str, *arguments: Any) -> bool:
+    """Whether a format asks for padding that takes long: printf('%.*c', 900000000, 'x') is one C call without end."""
+    return bool(arguments) and bool(re.search(r"[*]|\d{4}", str(arguments[0])))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 # https://www.sqlite.org/lang_keywords.html and tokenize.c: a quote is escaped by doubling it, an unclosed block comment
-# or quote runs to the end, and every character from U+0080 on belongs to a word (but a byte order mark in front is white space).
+# or quote runs to the end, every character from U+0080 on belongs to a word (but a byte order mark is white space).
 _TOKEN = re.compile(
     r"""
     (?P<space>[ \t\n\f\r\ufeff]+ | --[^\n]* | /\*(?s:.*?)(?:\*/|\Z))
@@ -25,7 +27,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token: ``kind`` is string, name (quoted), number, word, variable, symbol or unclosed; ``depth`` counts open parentheses.
+    """One token of kind string, name (quoted), number, word, variable, symbol or unclosed, inside ``depth`` parentheses.
 
     ``upper`` is the text in upper case for words and the text itself for all else, so that a quoted name or a literal is
     never taken for a keyword.
@@ -62,3 +64,25 @@ def first_word(sql: str) -> str:
 def top_level(sql: str) -> list[Token]:
     """The tokens outside every parenthesis."""
     return [token for token in tokenize(sql) if token.depth == 0]
+
+
+def expansions(sql: str) -> int:
+    """An upper bound of how often SQLite copies the body of some common table expression: nested uses multiply."""
+    tokens = list(tokenize(sql))
+    uses: dict[str, int] = {}
+    for at, (token, following) in enumerate(pairwise(tokens)):
+        if token.upper == "AS" and following.text.upper() in ("(", "NOT", "MATERIALIZED"):
+            before, written = at - 1, -1  # the definition itself is counted below, where no column list follows the name
+            if tokens[before].text == ")":  # name(column, ...) AS (
+                while before > 0 and tokens[before].text != "(":
+                    before -= 1
+                before, written = before - 1, 0
+            uses[_bare(tokens[max(0, before)])] = written
+    for token, following in pairwise(tokens):
+        if following.text not in (".", "(") and (name := _bare(token)) in uses:
+            uses[name] += 1
+    return prod(max(1, count) for count in uses.values())
+
+
+def _bare(token: Token) -> str:
+    return token.text.strip('"`[]').lower()
