@@ -19,6 +19,7 @@ from slurmlight.cluster.processes import die_with_parent, start_time
 from slurmlight.errors import UserError
 
 LAUNCHER = "SLURMLIGHT_LAUNCHER"  # pid of the launcher that a foreground local run must not outlive
+PREEMPTION = "preemption"
 REQUEUE_PATIENCE_S = 900.0  # for a controller that is down; the node is paid for meanwhile
 
 
@@ -167,7 +168,7 @@ def _warning(shown: Mapping[str, str], early: bool, restarts: int, lead_s: float
             return Warning("preemption or requeue", None, coming_back=True)
         return Warning(TIME_LIMIT if shown.get("Reason") == "TimeLimit" else "cancel", None)
     if shown.get("PreemptTime", "None") != "None":
-        return Warning("preemption", left)
+        return Warning(PREEMPTION, left)
     if left is not None and left <= lead_s + 90:  # Slurm looks at time limits every 30 s or so, and warns too early
         return Warning(TIME_LIMIT, left)
     return Warning("signal USR2" if early else "signal TERM", lead_s)

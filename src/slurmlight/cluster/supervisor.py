@@ -19,7 +19,7 @@ from slurmlight.cluster import attempts, diagnosis, guard, preflight, processes
 from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.decide import PEOPLE, Decision, End, Kind, decide
 from slurmlight.cluster.payload import Payload
-from slurmlight.cluster.place import Place, Warning, here, job_here
+from slurmlight.cluster.place import PREEMPTION, Place, Warning, here, job_here
 from slurmlight.errors import UserError
 from slurmlight.files import read_json, write_json
 from slurmlight.plan import JobPlan
@@ -170,14 +170,14 @@ class Supervisor:
     def _take(self, warning: Warning, payload: Payload, log: Log) -> None:
         """Pass a warning on to the payload. A later one may shorten the time, or turn out to be a cancellation."""
         first = self.warning
-        if first is None or first is warning or warning.reason in PEOPLE:
+        if first is None or first is warning or (warning.reason in PEOPLE and first.reason not in PEOPLE):
             left = "" if warning.seconds is None else f", {warning.seconds:.0f} s to save"
             log.phase("stop", f"{warning.reason}{left}")
             payload.ask_to_stop(warning.reason)
             self.warning = warning
         elif warning.coming_back:
             self.warning = replace(first, coming_back=True)
-        if warning.seconds is not None and not self.place.local:
+        if warning.seconds is not None and warning.reason != PREEMPTION:  # after a preemption Slurm requeues by itself
             at = time.monotonic() + max(0.0, warning.seconds - SECURE_S)
             self.secure_at = min(at, self.secure_at or at)
 
