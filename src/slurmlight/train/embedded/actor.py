@@ -106,9 +106,14 @@ class Actor:
         self.optimizer.step()
         return norm
 
+    def export_model(self, folder: Path) -> None:
+        """Model and tokenizer in Hugging Face form. Raises OSError."""
+        disable_progress_bar()
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
     def export(self, folder: Path) -> None:
         """The weights alone, for the policy server. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor for name, tensor in self.model.state_dict().items() if not self._is_tied(name)}
         save_file(weights, folder / WEIGHTS)
 
@@ -118,9 +123,7 @@ class Actor:
         torch.save(self.model.state_dict(), folder / shard_name("model", 1, 0))
         torch.save(self.optimizer.state_dict(), folder / shard_name("optim", 1, 0))
         torch.save(extra, folder / shard_name("extra_state", 1, 0))
-        disable_progress_bar()
-        self.model.save_pretrained(folder / "huggingface")
-        self.tokenizer.save_pretrained(folder / "huggingface")
+        self.export_model(folder / "huggingface")
 
     def load(self, folder: Path) -> None:
         """What ``save`` wrote. Raises UserError where it belongs to another model."""

@@ -11,7 +11,7 @@ from slurmlight.errors import UserError
 
 @dataclass(frozen=True)
 class DataOrder:
-    """Every epoch is a seeded shuffle of ``size`` tasks, cut into whole batches; what does not fill one is left out, as in verl."""
+    """Every epoch is a seeded shuffle of ``size`` tasks, cut into whole batches; a rest is left out, as in verl."""
 
     size: int
     batch: int

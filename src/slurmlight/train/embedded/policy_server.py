@@ -152,7 +152,8 @@ def create_app(policy: Policy, key: str = "") -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return {"status": "ok", "version": policy.version, "generation_seconds": policy.batcher.seconds}
+        seconds = policy.batcher.seconds
+        return {"status": "ok", "pid": os.getpid(), "version": policy.version, "generation_seconds": seconds}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -7,23 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmlight.agents.contract import Endpoint, Episode, SqlTask
+from slurmlight.agents.contract import Endpoint, Episode
 from slurmlight.agents.sql import SqlAgent, SqlAgentConfig
 from slurmlight.presets import Preset
 from slurmlight.presets.schema import AgentSection
 from slurmlight.rewards.sql import execution_match
 from slurmlight.train.rollouts.player import Score
-
-
-def to_row(task: SqlTask) -> dict[str, Any]:
-    """``task`` as JSON values: the input of a rollout (engines may add a ``seed``, and ``detail`` to hear more than a reward)."""
-    return {
-        "task_id": task.task_id,
-        "question": task.question,
-        "db_id": task.db_id,
-        "query": task.gold,
-        "databases": [str(task.database), *task.extra.get("instances", [])],
-    }
+from slurmlight.train.rollouts.sql_row import from_row
 
 
 class SqlPlayer:
@@ -34,16 +24,8 @@ class SqlPlayer:
 
     async def __call__(self, row: Mapping[str, Any], llm: Endpoint) -> Score:
         """Raises InfrastructureError, DatabaseMissing or DatabaseBroken where the episode could not be played or judged."""
+        episode = await self.agent.solve(from_row(row, self.settings), llm)
         databases = [Path(path) for path in row["databases"]]
-        task = SqlTask(
-            task_id=row["task_id"],
-            question=row["question"],
-            db_id=row["db_id"],
-            database=databases[0],
-            max_turns=self.settings.max_turns,
-            query_timeout_s=self.settings.query_timeout_s,
-        )
-        episode = await self.agent.solve(task, llm)
         verdict = await asyncio.to_thread(execution_match, row["query"], episode.answer, databases, self.evaluator)
         return Score(float(verdict.match), verdict.reason, _detail(episode) if row.get("detail") else {})
 

@@ -1,0 +1,308 @@
+"""The embedded engine: GRPO of a tiny policy on one CPU machine, with the real gateway, agent and rewards.
+
+It is small on purpose; scale is the verl engine's job. Same preset keys, checkpoints, metrics, stop request and resume
+rule as there. A resumed run ends with the same weights, to the last bit, as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurmlight.agents.contract import SqlTask
+from slurmlight.errors import UserError
+from slurmlight.presets import Preset
+from slurmlight.runfolder import RunFolder
+from slurmlight.tracking.names import REWARD, SECONDS, STEP, VALIDATION, series
+from slurmlight.tracking.tracker import Tracker
+from slurmlight.train.checkpoints import Resume, resume_point
+from slurmlight.train.embedded.actor import Actor, Row
+from slurmlight.train.embedded.exam import Exam, examine
+from slurmlight.train.embedded.grpo import advantages
+from slurmlight.train.embedded.order import DataOrder, episode_seed
+from slurmlight.train.embedded.policy import PolicyServer
+from slurmlight.train.embedded.prepare import load_splits, make_tiny
+from slurmlight.train.embedded.report import Reporter
+from slurmlight.train.embedded.results import Results
+from slurmlight.train.embedded.usage import Usage
+from slurmlight.train.engine import Outcome, TrainingRun
+from slurmlight.train.rollouts.play import Job, Played, Playground
+from slurmlight.train.rollouts.runner import SQL_PLAYER
+from slurmlight.train.rollouts.service import RolloutService
+from slurmlight.train.rollouts.sql_row import to_row
+from slurmlight.train.saving import Retention, prune, saving
+
+SLOTS = 16  # rows of a decoding step [kit: measured best for 32 episodes in flight]
+
+
+class EmbeddedEngine:
+    """``train.engine.Engine`` on one CPU."""
+
+    def __init__(self, player: str = SQL_PLAYER) -> None:
+        self.player = player
+
+    def train(self, run: TrainingRun) -> Outcome:
+        """Raises UserError before anything is started; ChildEnded, TooManyFailed, OSError (disk full) when it cannot go on."""
+        _refuse(run.preset)
+        torch.set_num_threads(run.preset.engine.threads)
+        torch.use_deterministic_algorithms(True)
+        report = Reporter(run)
+        with ExitStack() as stack:
+            try:
+                return _Attempt(run, report, stack, self.player).train()
+            except Stopped:
+                return Outcome(finished=False, step=report.step)
+
+
+class Stopped(Exception):
+    """A stop was asked for while there was nothing to save yet."""
+
+
+class _Attempt:
+    def __init__(self, run: TrainingRun, report: Reporter, stack: ExitStack, player: str) -> None:
+        self.run, self.report, self.stack = run, report, stack
+        self.preset: Preset = run.preset
+        self.folder: RunFolder = run.folder
+        self.logs = self.folder.attempt(run.attempt)
+        self.player = player
+        self.saved = 0
+
+    def train(self) -> Outcome:
+        self._prepare()
+        if self.step == 0:
+            self._start_line()
+        while self.step < self.total:
+            if self._stop_asked():
+                self._save()
+                return Outcome(finished=False, step=self.step)
+            self._one_step()
+        self._save()
+        self._finish_line()
+        return Outcome(finished=True, step=self.step)
+
+    # before the first step
+
+    def _prepare(self) -> None:
+        preset = self.preset
+        resume = self._resume()
+        if preset.warmstart is not None:
+            make_tiny(preset, self._warm_progress)
+        self.report.beat("load")
+        self.splits = load_splits(preset)
+        self.order = DataOrder(len(self.splits["train"]), preset.data.train_batch_size, preset.engine.seed)
+        self.total = preset.trainer.total_training_steps or self.order.steps_per_epoch * preset.trainer.total_epochs
+        self.actor = Actor(preset)
+        self.step = self.saved = self._load(resume.path) if resume.path else 0
+        self.report.start(self.step, self.total)
+        self.results = Results(self.folder)
+        self._start_processes()
+        logger = preset.trainer.logger
+        self.tracker = self.stack.enter_context(Tracker(self.folder, logger, self.total, self.step))
+        self.save_seconds = 0.0
+
+    def _resume(self) -> Resume:
+        if self.preset.trainer.resume_mode == "disable" and self.run.attempt == 1:
+            return Resume(0, None)
+        resume = resume_point(self.folder.path, world_size=1)
+        for note in resume.notes:
+            print(note, flush=True)
+        return resume
+
+    def _start_processes(self) -> None:
+        data = self.preset.data
+        self.report.beat("start")
+        self.weights = self.logs / "policy"
+        self.actor.export_model(self.weights)
+        length = data.max_prompt_length + data.max_response_length
+        self.policy = self.stack.enter_context(PolicyServer(self.weights, length, SLOTS, self.preset.engine.threads, self.logs))
+        service = self.stack.enter_context(RolloutService(self.folder.path, self.preset, self.logs, self.player))
+        service.gateway.api.register_model(self.preset.actor_rollout_ref.model.path, self.policy.endpoint)
+        self.playground = Playground(
+            service.gateway, service.pool, self.preset.runner.max_failed_share, watch=self.policy.check
+        )
+        self.usage = Usage(self.policy, service)
+
+    def _load(self, path: Path) -> int:
+        data = torch.load(path / "data.pt", weights_only=True)
+        if data["seed"] != self.preset.engine.seed or data["size"] != self.order.size:
+            raise UserError(
+                f"{path} was trained with seed {data['seed']} on {data['size']} tasks, the preset says seed "
+                f"{self.preset.engine.seed} and {self.order.size} tasks",
+                "put the old values back, or start a new run",
+            )
+        self.actor.load(path / "actor")
+        return data["step"]
+
+    def _warm_progress(self, step: int, steps: int, loss: float) -> None:
+        self.report.beat("warm start", note=f"{step}/{steps} loss {loss:.3f}")
+        if self._stop_asked():
+            raise Stopped
+
+    # steps
+
+    def _one_step(self) -> None:
+        started = time.perf_counter()
+        self.step += 1
+        self.report.step = self.step
+        row: dict[str, Any] = {STEP: self.step, "training/epoch": self.order.epoch(self.step)}
+        with self._timed(row, "gen"), self.usage.measured(row):
+            played = self._play()
+        row |= _statistics(played)
+        with self._timed(row, "adv"):
+            mini_batches = self._mini_batches(played, row)
+        with self._timed(row, "update_actor"):
+            self.report.beat("update")
+            row |= self.actor.update(mini_batches)
+        with self._timed(row, "update_weights"):
+            self._publish()
+        last = self.step == self.total
+        if self.preset.trainer.test_freq > 0 and (last or self.step % self.preset.trainer.test_freq == 0):
+            row |= self._validate()
+        row["timing_s/save_checkpoint"] = self.save_seconds  # of the save before: this step's comes after its row is safe
+        row[SECONDS] = time.perf_counter() - started + self.save_seconds
+        self.save_seconds = 0.0
+        self.tracker.log(row)
+        self.report.note_row(row, self.tracker.seconds_per_step)
+        self.report.beat("step")
+        if self.preset.trainer.save_freq > 0 and (last or self.step % self.preset.trainer.save_freq == 0):
+            self._save()
+
+    def _play(self) -> list[Played]:
+        seed, n, step = self.preset.engine.seed, self.preset.actor_rollout_ref.rollout.n, self.step
+        tasks = self.splits["train"]
+        jobs = [
+            Job(
+                f"{step}-{place}-{sample}",
+                to_row(tasks[index]) | {"seed": episode_seed(seed, step, index, sample)},
+                learns=True,
+            )
+            for place, index in enumerate(self.order.tasks(step))
+            for sample in range(n)
+        ]
+        return self.playground.play(jobs, self._progress("rollout", len(jobs)))
+
+    def _mini_batches(self, played: Sequence[Played], row: dict[str, Any]) -> list[list[Row]]:
+        """Rows with their episode's advantage, by mini batches of ``ppo_mini_batch_size`` tasks; uniform groups left out."""
+        n, size = self.preset.actor_rollout_ref.rollout.n, self.preset.actor_rollout_ref.actor.ppo_mini_batch_size
+        groups = [played[start : start + n] for start in range(0, len(played), n)]
+        rows = [self._rows(place, group) for place, group in enumerate(groups)]
+        row["training/n_groups"] = len(groups)
+        row["training/n_zero_adv_groups"] = sum(not group for group in rows)
+        row["training/n_sample_trained"] = sum(len(group) for group in rows)
+        return [[one for group in rows[start : start + size] for one in group] for start in range(0, len(rows), size)]
+
+    def _rows(self, task: int, group: Sequence[Played]) -> list[Row]:
+        scored = [(sample, one) for sample, one in enumerate(group) if one.reward is not None]
+        values = advantages(
+            [one.reward for _, one in scored if one.reward is not None], self.preset.algorithm.norm_adv_by_std_in_grpo
+        )
+        return [
+            Row(task, sample, call.prompt, call.response, call.logprobs, value)
+            for (sample, one), value in zip(scored, values or [], strict=values is not None)
+            for call in one.calls
+        ]
+
+    def _publish(self) -> None:
+        self.actor.export(self.weights)
+        self.policy.load(self.weights, self.step)
+
+    def _validate(self) -> dict[str, float]:
+        row: dict[str, float] = {}
+        with self._timed(row, "testing"):
+            exam = self._examine("val")
+        return row | {VALIDATION: exam.mean, "val/n_rollouts": exam.questions, "val/n_failed_rollouts": exam.failed}
+
+    def _examine(self, split: str, stage: str = "") -> Exam:
+        tasks: Sequence[SqlTask] = self.splits[split]
+        progress = self._progress(f"{split} {stage}".strip(), len(tasks))
+        return examine(self.playground, tasks, f"{split}{stage}-{self.step}", progress)
+
+    # start and finish line
+
+    def _start_line(self) -> None:
+        """What the policy can do before RL: the row of step 0 and the scores of the splits nobody trains or tunes on."""
+        if self.preset.trainer.val_before_train and self.preset.trainer.test_freq > 0:
+            row = {STEP: 0} | self._validate()
+            self.tracker.log(row)
+            self.report.note_row(row, None)
+        for split in self.results.splits(self.splits):
+            self.results.add(split, "start", self._examine(split, "start"))
+        clean = Path(self.preset.actor_rollout_ref.model.path) / "clean"
+        if clean.is_dir() and self.results.splits(self.splits):
+            self.policy.load(clean.absolute(), 0)
+            for split in self.results.splits(self.splits):
+                self.results.add(split, "clean", self._examine(split, "clean"))
+            self.policy.load(self.weights, 0)
+        self.results.keep()
+
+    def _finish_line(self) -> None:
+        for split in self.results.splits(self.splits):
+            self.results.add(split, "after", self._examine(split, "after"))
+        self.report.beat("report")
+        self.results.show(self.tracker)
+
+    # small things
+
+    def _save(self) -> None:
+        """A checkpoint of the present step, unless there is one or nothing was trained. Raises NoSpace."""
+        if self.saved == self.step:
+            return
+        started = time.perf_counter()
+        self.report.beat("save")
+        trainer = self.preset.trainer
+        with saving(self.folder.path, self.step) as target:
+            self.actor.save(target / "actor")
+            position = {"step": self.step, "epoch": self.order.epoch(self.step), "size": self.order.size}
+            torch.save(position | {"seed": self.preset.engine.seed}, target / "data.pt")
+        self.saved = self.step
+        rule = Retention(trainer.max_actor_ckpt_to_keep, trainer.keep_best, trainer.keep_every)
+        prune(self.folder.path, rule, series(self.folder.metric_rows(), VALIDATION))
+        self.save_seconds = time.perf_counter() - started
+
+    def _stop_asked(self) -> bool:
+        request = self.folder.stop_request()
+        return request is not None and request.attempt >= self.run.attempt
+
+    def _progress(self, phase: str, total: int) -> Any:
+        self.report.beat(phase)
+        return lambda ended: self.report.beat(phase, note=f"{ended}/{total} episodes")
+
+    @contextmanager
+    def _timed(self, row: dict[str, Any], name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        row[f"timing_s/{name}"] = time.perf_counter() - started
+
+
+def _statistics(played: Sequence[Played]) -> dict[str, float]:
+    scored = [one for one in played if one.reward is not None]
+    calls = [call for one in scored for call in one.calls]
+    row: dict[str, float] = {
+        "training/n_rollouts": len(played),
+        "training/n_failed_rollouts": len(played) - len(scored),
+        "training/n_turns": len(calls),
+    }
+    if scored:
+        row[REWARD] = sum(one.reward or 0.0 for one in scored) / len(scored)
+    if calls:
+        row["prompt_length/mean"] = sum(len(call.prompt) for call in calls) / len(calls)
+        row["response_length/mean"] = sum(len(call.response) for call in calls) / len(calls)
+    return row
+
+
+def _refuse(preset: Preset) -> None:
+    if preset.algorithm.use_kl_in_reward:
+        raise UserError("the embedded engine has no KL penalty inside the reward", "use actor.use_kl_loss, or a verl preset")
+    if preset.data.truncation != "error":
+        raise UserError(
+            f"the embedded engine does not cut prompts (data.truncation={preset.data.truncation})", "set it to error"
+        )
+    if preset.actor_rollout_ref.model.lora_rank:
+        raise UserError("the embedded engine trains all weights", "set model.lora_rank to 0")
+    if preset.actor_rollout_ref.rollout.temperature <= 0:
+        raise UserError("rollout.temperature=0 gives equal episodes and nothing to compare", "set it above 0")

@@ -1,0 +1,44 @@
+"""What must exist before the first step: the tiny preset's data and warm-started policy, and the tasks of each split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from slurmlight.agents.contract import SqlTask
+from slurmlight.data import toy
+from slurmlight.data.tasks import load_tasks
+from slurmlight.presets import Preset
+from slurmlight.train.embedded.warmstart import ensure_tiny_policy
+
+TOY_SEED = 0  # of the data; runs of different engine.seed share them
+
+
+def make_tiny(preset: Preset, progress: Callable[[int, int, float], None]) -> None:
+    """Generate the data and warm-start the policy, unless that was done. ``progress`` hears step, steps and loss.
+
+    Raises UserError where a folder cannot be written or holds something else.
+    """
+    assert preset.warmstart is not None
+    data, model = Path(preset.data.train_files).parent, Path(preset.actor_rollout_ref.model.path)
+    if toy.ensure(data, TOY_SEED):
+        print(f"generated the data in {data}: {toy.counts(data)}", flush=True)
+    if ensure_tiny_policy(model, data, preset.engine.seed, preset.warmstart, progress):
+        print(f"warm-started the policy in {model} ({preset.warmstart.steps} steps)", flush=True)
+
+
+def load_splits(preset: Preset) -> dict[str, list[SqlTask]]:
+    """The tasks of train and val, and of test and unseen where the preset names files. Raises UserError for bad data."""
+    data, agent = preset.data, preset.agent
+    files = {"train": data.train_files, "val": data.val_files, "test": data.test_files, "unseen": data.unseen_files}
+    return {
+        name: load_tasks(
+            path,
+            Path(path).absolute().parent / data.database_dir,
+            instances=data.instances,
+            max_turns=agent.max_turns,
+            query_timeout_s=agent.query_timeout_s,
+        )
+        for name, path in files.items()
+        if path
+    }

@@ -1,0 +1,124 @@
+"""A whole embedded run in seconds: a random policy, a few tasks, and a player whose reward depends on every sampled token.
+
+python -m tests.trainbed RUN_FOLDER    trains that run as slurmlight.train.main would, with this player
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sqlite3
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmlight import presets
+from slurmlight.agents.chat import complete
+from slurmlight.agents.contract import Endpoint
+from slurmlight.presets import Preset
+from slurmlight.train.rollouts.player import Score
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PLAYER = "tests.trainbed:make"
+QUESTIONS = [f"How many {thing} are {state}?" for thing in ("cats", "dogs", "birds", "fish") for state in ("red", "old", "big")]
+
+
+class TwoCalls:
+    """Two learning calls and one that does not; the reward counts the answers' characters. Trouble on request by the row."""
+
+    async def __call__(self, row: Mapping[str, Any], llm: Endpoint) -> Score:
+        question = row["question"]
+        if "TROUBLE" in os.environ:
+            await _trouble(question)
+        first = await complete(llm, True, [{"role": "user", "content": question}], 0)
+        await complete(llm, False, [{"role": "user", "content": "was it right?"}], 1)
+        second = await complete(llm, True, [{"role": "user", "content": f"{question} again"}], 2)
+        length = len(first.text) + len(second.text)
+        return Score(float(length % 2), detail={"answer": first.text} if row.get("detail") else {})
+
+
+async def _trouble(question: str) -> None:
+    """TROUBLE names what happens to the episodes of questions about cats."""
+    if "cats" not in question:
+        return
+    match os.environ["TROUBLE"]:
+        case "hang":
+            await asyncio.sleep(3600)
+        case "block":
+            import time
+
+            time.sleep(3600)
+        case "raise":
+            raise RuntimeError("no cats here")
+        case "die":
+            os._exit(9)
+
+
+def make(_: Preset) -> TwoCalls:
+    return TwoCalls()
+
+
+def write_data(folder: Path) -> None:
+    """train, val, test of the same dozen questions on one database with one row."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (folder / "database/pets").mkdir(parents=True)
+    with sqlite3.connect(folder / "database/pets/pets.sqlite") as connection:
+        connection.execute("create table pet (name text)")
+        connection.execute("insert into pet values ('Rex')")
+    rows = [{"question": text, "db_id": "pets", "query": "select count(*) from pet"} for text in QUESTIONS]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[:3]), folder / "val.parquet")
+
+
+def write_model(folder: Path) -> None:
+    from slurmlight.train.embedded import tinymodel
+
+    tokenizer = tinymodel.build_tokenizer([*QUESTIONS, "was it right?", "again"])
+    tinymodel.save(folder, tinymodel.build_model(tokenizer, seed=0), tokenizer)
+
+
+def make_run(folder: Path, name: str = "run", overrides: Iterable[str] = ()) -> Path:
+    """A run folder under ``folder`` with data and model beside it (made once)."""
+    if not (folder / "data").exists():
+        write_data(folder / "data")
+        write_model(folder / "models/random")
+    settings = [
+        f"data.train_files={folder}/data/train.parquet",
+        f"data.val_files={folder}/data/val.parquet",
+        "data.test_files=",
+        "data.unseen_files=",
+        "data.instances=1",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=64",
+        "data.max_response_length=8",
+        f"actor_rollout_ref.model.path={folder}/models/random",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "actor_rollout_ref.rollout.n=4",
+        "trainer.total_training_steps=4",
+        "trainer.test_freq=2",
+        "trainer.save_freq=2",
+        "runner.n_runners=8",
+        'trainer.logger=["console"]',
+        *overrides,
+    ]
+    preset = presets.to_json(presets.load("tiny", settings)) | {"warmstart": None}
+    run = folder / name
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(preset))
+    return run
+
+
+def main() -> int:
+    from slurmlight.train import main as payload
+    from slurmlight.train.embedded.engine import EmbeddedEngine
+
+    payload._engine = lambda name: EmbeddedEngine(PLAYER)
+    return payload.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
