@@ -44,7 +44,8 @@ def resolve(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Preset:
 
 
 def to_json(preset: Preset) -> dict[str, Any]:
-    return msgspec.to_builtins(preset)
+    """``preset`` as JSON holds it: lists where the preset has tuples."""
+    return json.loads(msgspec.json.encode(preset))
 
 
 def from_json(value: Mapping[str, Any]) -> Preset:
