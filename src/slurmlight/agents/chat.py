@@ -1,4 +1,4 @@
-"""Chat completions for agents: one pooled OpenAI client a channel, and failures that can never pass for an answer."""
+"""Chat completions for agents: one pool of connections, and failures that can never pass for an answer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from slurmlight.agents.contract import Channel, Endpoint, InfrastructureError, c
 MAX_RETRIES = 3  # of one request: connection errors, 408, 409, 429 and 5xx, with the client's own growing pauses
 _THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
-# A client's connections belong to the event loop that opened them.
-_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], openai.AsyncOpenAI]] = WeakKeyDictionary()
+# A pool of connections belongs to the event loop that opened it. All channels of a loop share one: a gateway has another
+# base URL for every episode, and a client with a pool of its own costs 40 ms of CPU.
+_clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,15 @@ async def complete(llm: Endpoint, learns: bool, messages: list[dict[str, str]], 
 
 async def close_clients() -> None:
     """Close the running loop's connections (at the end of a process that cares about warnings)."""
-    for client in _clients.pop(asyncio.get_running_loop(), {}).values():
+    if client := _clients.pop(asyncio.get_running_loop(), None):
         await client.close()
 
 
 def _client(channel: Channel) -> openai.AsyncOpenAI:
-    clients = _clients.setdefault(asyncio.get_running_loop(), {})
-    key = (channel.base_url, channel.api_key)
-    if key not in clients:
-        clients[key] = openai.AsyncOpenAI(base_url=channel.base_url, api_key=channel.api_key or "none", max_retries=MAX_RETRIES)
-    return clients[key]
+    loop, address = asyncio.get_running_loop(), {"base_url": channel.base_url, "api_key": channel.api_key or "none"}
+    if loop not in _clients:
+        _clients[loop] = openai.AsyncOpenAI(**address, max_retries=MAX_RETRIES)
+    return _clients[loop].with_options(**address)
 
 
 def _first_line(error: Exception) -> str:

@@ -80,7 +80,8 @@ class Gateway:
     def _start(self) -> Child:
         server = str(Path(sys.executable).with_name("agl-server"))
         command = [server, *self._options, f"port={self.port}"]
-        return Child("gateway", command, self._logs / "gateway.log", {KEY_NAME: self.key})
+        # the model servers it calls are all inside the job: never through a proxy of the cluster's
+        return Child("gateway", command, self._logs / "gateway.log", {KEY_NAME: self.key, "NO_PROXY": "*", "no_proxy": "*"})
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + _START_S

@@ -154,6 +154,13 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 
+def _reach_directly(server: str) -> None:
+    """Agents' clients honour http_proxy; the gateway is never behind it."""
+    host = httpx.URL(server).host
+    for name in ("NO_PROXY", "no_proxy"):
+        os.environ[name] = ",".join(filter(None, [os.environ.get(name, ""), host]))
+
+
 async def serve(runner: Runner) -> None:
     async with runner.http:
         await runner.run()
@@ -167,6 +174,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, required=True, help="episodes in flight")
     parser.add_argument("--player", default=SQL_PLAYER, help="module:function that makes the player")
     asked = parser.parse_args()
+    _reach_directly(asked.server)
     try:
         preset = read_preset(asked.run)
         player = load_player(asked.player, preset)
