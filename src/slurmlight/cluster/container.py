@@ -40,8 +40,11 @@ ALWAYS = (
     "SLURM_NTASKS",
     "SLURM_PROCID",
     "SLURM_RESTART_COUNT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
     "TZ",
 )
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")  # node-local folders that the container must see
 PREFIXES = ("SLURMLIGHT_", "NCCL_", "GLOO_", "VLLM_", "RAY_")
 
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
@@ -78,7 +81,7 @@ def wrap(
         image=str(path or plan.image),
         name=container_name(plan, attempt, role),
         command=(IMAGE_PYTHON if argv[0] in (sys.executable, plan.payload[0]) else argv[0], *argv[1:]),
-        binds=binds(plan, [temp] if temp else []),
+        binds=binds(plan, [folder for folder in (temp, *(environ.get(name, "") for name in CACHES)) if os.path.isdir(folder)]),
         env_names=tuple(_env_name(name) for name in dict.fromkeys((*asked, *prefixed)) if name not in ("HOME", "TMPDIR")),
         workdir=plan.project_folder,
         constants=_constants(plan, temp),
