@@ -24,7 +24,7 @@ PARTS = ("model", "optim", "extra_state")
 ACCEPTED = "accepted_without_data"  # a person's word that this step may be resumed although data.pt is missing
 
 _STEP = re.compile(r"^global_step_(0|[1-9]\d*)$")
-_LEFTOVER = re.compile(r"^\.global_step_\d+\.(tmp|trash|old)$")
+_LEFTOVER = re.compile(rf"^\.(?:global_step_\d+\.(?:tmp|trash|old)|{re.escape(TRACKER)}\.\d+\.tmp)$")
 _SHARD = re.compile(r"^(?:model|optim|extra_state)_world_size_([1-9]\d*)_rank_\d+\.pt$")
 
 
@@ -138,11 +138,13 @@ def clean_up(folder: Path) -> list[str]:
     """Remove what a killed attempt left half written or half deleted; the names. Only the trainer may call it."""
     names = sorted(name for name in (os.listdir(folder) if folder.is_dir() else []) if _LEFTOVER.match(name))
     for name in names:
-        target = folder / name[1:].rpartition(".")[0]
+        found, target = folder / name, folder / name[1:].rpartition(".")[0]
         if name.endswith(".old") and not target.exists():  # killed while a step was replaced: take the old one back
-            os.rename(folder / name, target)
+            os.rename(found, target)
+        elif found.is_dir():
+            shutil.rmtree(found, ignore_errors=True)
         else:
-            shutil.rmtree(folder / name, ignore_errors=True)
+            found.unlink(missing_ok=True)
     return names
 
 
