@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -21,6 +22,7 @@ from slurmlight.plan import JobPlan
 IMAGE_PYTHON = "python"  # what a command that starts with the host's Python starts with inside; by the image's own PATH
 IMAGE_PATH = "/opt/slurmlight/bin:/usr/local/bin:/usr/bin:/bin"  # where no converter left the image's ENV
 HELP_DEADLINE_S = 10.0
+REMOVE_DEADLINE_S = 60.0
 
 # What every payload gets of the host's environment beside the names it asks for; nothing secret among them.
 ALWAYS = (
@@ -99,6 +101,18 @@ def wrap(
 def cleanup(plan: JobPlan, attempt: int, role: str = "payload") -> list[str] | None:
     """The argv that removes what a killed runtime client left behind (podman, docker); None where nothing can be left."""
     return leftovers(resolve(plan)[0], container_name(plan, attempt, role))
+
+
+def remove(plan: JobPlan, attempt: int, role: str = "payload") -> None:
+    """Run ``cleanup`` at the end of an attempt. Never raises: what is left then is found by name at the next start."""
+    with contextlib.suppress(UserError):
+        if argv := cleanup(plan, attempt, role):
+            command.run(*argv, deadline_s=REMOVE_DEADLINE_S, check=False)
+
+
+def record(plan: JobPlan) -> str:
+    """Note in the run folder which image this attempt runs in. Returns a warning where the last one ran in another."""
+    return image.record(plan, resolve(plan)[0])
 
 
 def container_name(plan: JobPlan, attempt: int, role: str = "payload") -> str:

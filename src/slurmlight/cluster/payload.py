@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from slurmlight.cluster import processes
+from slurmlight.cluster import container, processes
 from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.watch import Watchdog
 from slurmlight.plan import JobPlan
@@ -22,7 +22,9 @@ class Payload:
     """A running payload. Raises OSError where its program cannot be started."""
 
     def __init__(self, run: RunFolder, plan: JobPlan, attempt: Attempt, log: Log, env: Mapping[str, str]) -> None:
-        self.run, self.attempt, self.log = run, attempt, log
+        self.run, self.plan, self.attempt, self.log = run, plan, attempt, log
+        if plan.image and (warning := container.record(plan)):
+            log.line(warning)
         output = log.open()
         try:
             self.process = processes.spawn(
@@ -69,6 +71,8 @@ class Payload:
         processes.end(processes.group(leader), grace)
         processes.end(processes.marked([self.attempt.mark]), grace)
         self.process.wait()
+        if self.plan.image:
+            container.remove(self.plan, self.attempt.attempt)
 
     def end_hung(self) -> None:
         """Stacks into the log, a last chance to save, then the end."""
@@ -92,8 +96,6 @@ class Payload:
 def _argv(plan: JobPlan, attempt: int, env: Mapping[str, str]) -> list[str]:
     if not plan.image:
         return list(plan.payload)
-    from slurmlight.cluster import container
-
     return container.wrap(plan, plan.payload, attempt, environ=env)
 
 

@@ -62,3 +62,12 @@ def payload_exists(plan: JobPlan, folder: RunFolder) -> None:
     program = Path(plan.payload[0])
     if program.is_absolute() and not os.access(program, os.X_OK):
         raise BadNode(f"{program} does not exist on this node", "set the kit up in a folder all nodes share")
+
+
+@check
+def container_starts(plan: JobPlan, folder: RunFolder) -> None:
+    """Runtime, image, processor and binds, before anything takes the GPUs."""
+    if plan.image or plan.runtime not in ("", "none"):
+        from slurmlight.cluster import container
+
+        container.check(plan)
