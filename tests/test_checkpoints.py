@@ -245,39 +245,6 @@ def test_what_is_written_is_verified_before_it_gets_its_name(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == []
 
 
-def test_torch_and_safetensors_files_are_told_whole_from_torn(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    weights = pytest.importorskip("safetensors.torch")
-    put(tmp_path, 10, world=1)
-    target = shard(tmp_path, 10, shard_name("model", 1, 0))
-    torch.save({f"layer{n}": torch.zeros(300) for n in range(40)}, target)
-    whole = target.read_bytes()
-    for cut in (1, 100, len(whole) // 2, len(whole) - 1):
-        target.write_bytes(whole[:cut])
-        assert "torn" in scan(tmp_path)[0].flaw
-    target.write_bytes(bytes(len(whole) // 2) + whole[len(whole) // 2 :])  # a power cut left a hole of zeros
-    assert "torn" in scan(tmp_path)[0].flaw
-    target.write_bytes(whole)
-    assert scan(tmp_path)[0].complete
-    model = step_folder(tmp_path, 10) / "actor" / "huggingface" / "model.safetensors"
-    model.parent.mkdir()
-    weights.save_file({"a": torch.zeros(100), "b": torch.ones(3)}, model)
-    whole = model.read_bytes()
-    assert scan(tmp_path)[0].complete
-    for cut in (1, 7, 20, len(whole) - 1):
-        model.write_bytes(whole[:cut])
-        assert scan(tmp_path)[0].flaw == "actor/huggingface/model.safetensors is torn"
-    model.write_bytes(whole + b"x")
-    assert not scan(tmp_path)[0].complete
-
-
-def test_a_full_disk_under_torch_save_is_told_as_such(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(NoSpace, match="nothing was saved before"), saving(tmp_path, 10) as target:
-        os.symlink("/dev/full", target / "actor" / shard_name("model", 1, 0))
-        torch.save({"a": torch.zeros(1000)}, target / "actor" / shard_name("model", 1, 0))
-
-
 # ---- random trees: the choice is the newest complete step
 
 Damage = Callable[[Path], None]
@@ -457,3 +424,39 @@ def test_the_command_on_a_run_without_checkpoints(run: RunFolder) -> None:
     assert "start from step 0" in cli("spider").output
     assert json.loads(cli("--json").output)["resume"] == 0
     assert isinstance(cli("nosuchrun").exception, UserError)
+
+
+# ---- with torch, last: a fork of a process that holds torch is slow
+
+
+def test_torch_and_safetensors_files_are_told_whole_from_torn(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    weights = pytest.importorskip("safetensors.torch")
+    put(tmp_path, 10, world=1)
+    target = shard(tmp_path, 10, shard_name("model", 1, 0))
+    torch.save({f"layer{n}": torch.zeros(300) for n in range(40)}, target)
+    whole = target.read_bytes()
+    for cut in (1, 100, len(whole) // 2, len(whole) - 1):
+        target.write_bytes(whole[:cut])
+        assert "torn" in scan(tmp_path)[0].flaw
+    target.write_bytes(bytes(len(whole) // 2) + whole[len(whole) // 2 :])  # a power cut left a hole of zeros
+    assert "torn" in scan(tmp_path)[0].flaw
+    target.write_bytes(whole)
+    assert scan(tmp_path)[0].complete
+    model = step_folder(tmp_path, 10) / "actor" / "huggingface" / "model.safetensors"
+    model.parent.mkdir()
+    weights.save_file({"a": torch.zeros(100), "b": torch.ones(3)}, model)
+    whole = model.read_bytes()
+    assert scan(tmp_path)[0].complete
+    for cut in (1, 7, 20, len(whole) - 1):
+        model.write_bytes(whole[:cut])
+        assert scan(tmp_path)[0].flaw == "actor/huggingface/model.safetensors is torn"
+    model.write_bytes(whole + b"x")
+    assert not scan(tmp_path)[0].complete
+
+
+def test_a_full_disk_under_torch_save_is_told_as_such(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(NoSpace, match="nothing was saved before"), saving(tmp_path, 10) as target:
+        os.symlink("/dev/full", target / "actor" / shard_name("model", 1, 0))
+        torch.save({"a": torch.zeros(1000)}, target / "actor" / shard_name("model", 1, 0))
