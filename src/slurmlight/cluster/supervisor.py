@@ -165,7 +165,11 @@ class Supervisor:
         if signum == signal.SIGINT and self.interrupted and now - self.interrupted > AGAIN_S:
             self.at_once = True
         self.interrupted = self.interrupted or now
-        self._take(self.place.on_signal(signum), payload, log)
+        warning = self.place.on_signal(signum)
+        asked = self.run_folder.stop_request()
+        if asked and asked.reason in PEOPLE:  # `slurmlight cancel` says so before it sends a signal
+            warning = replace(warning, reason=asked.reason)
+        self._take(warning, payload, log)
 
     def _take(self, warning: Warning, payload: Payload, log: Log) -> None:
         """Pass a warning on to the payload. A later one may shorten the time, or turn out to be a cancellation."""
@@ -211,18 +215,18 @@ class Supervisor:
         """The job ends here: say so in outcome.json and in one line."""
         person = end.stop_reason in PEOPLE
         state = "finished" if decision.verdict == "done" else "stopped" if person else "failed"
-        outcome = {"state": state, "cause": decision.why, "action": decision.action, "step": end.step, "time": time.time()}
-        with suppress(OSError):
-            write_json(outcome_path(self.run_folder), outcome)
         text = f"run {self.run_folder.name} {state} at step {end.step}"
-        if state != "finished":
-            text += f": {decision.why}" + (f"; {decision.action}" if decision.action else "")
-        print(f"slurmlight: {text}", file=sys.stderr, flush=True)
         if state == "finished":
-            return 0
-        if self.at_once:
-            return INTERRUPTED
-        return STOPPED if person else BAD_CONFIG if end.kind == "bad config" else FAILED
+            code = 0
+        else:
+            text += f": {decision.why}" + (f"; {decision.action}" if decision.action else "")
+            code = STOPPED if person else BAD_CONFIG if end.kind == "bad config" else FAILED
+            code = INTERRUPTED if self.at_once else code
+        outcome = {"state": state, "cause": decision.why, "action": decision.action, "code": code}
+        with suppress(OSError):
+            write_json(outcome_path(self.run_folder), outcome | {"step": end.step, "time": time.time()})
+        print(f"slurmlight: {text}", file=sys.stderr, flush=True)
+        return code
 
     def _requeue(self, end: End, log: Log) -> int:
         """Under Slurm: have the job come back. TERM follows at once; exiting before it would end the job instead."""
