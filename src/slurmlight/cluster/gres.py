@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from slurmlight.errors import UserError, unknown_name
 
-_ITEM = re.compile(r"^(?:gres:)?(?P<name>[A-Za-z]\w*)(?P<types>(?::[A-Za-z_][\w.+-]*)*)(?::(?P<count>\d+)[KMG]?)?$")
+_ITEM = re.compile(r"^(?:gres:)?(?P<name>[A-Za-z]\w*)(?P<types>(?::[\w.+-]+)*?)(?::(?P<count>\d+)[KMG]?)?$")
 _NOTHING = ("", "(null)", "N/A", "none", "0")
 
 

@@ -1,0 +1,348 @@
+"""Log text -> the first cause: acceptance cases L-01 to L-29, close variants of them, and healthy logs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slurmlight.cluster.failures import Finding, adjusted, diagnose
+from slurmlight.cluster.fingerprints import Rule, table
+
+SRUN = "srun: error: node01: task 0: Exited with exit code 1"
+BAR = "Training Progress:   3%|▎         | 4/125 [06:12<3:02:11, 90.3s/it]"
+TRACEBACK = 'Traceback (most recent call last):\n  File "/opt/kit/main.py", line 7, in <module>\n    train()\n'
+WATCHDOG = (
+    "[rank3]:[E1129 18:05:04.408271257 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600004 "
+    "milliseconds before timing out."
+)
+
+
+def found(text: str, **given: object) -> Finding:
+    finding = diagnose(text, **given)  # type: ignore[arg-type]
+    assert finding is not None, "no finding"
+    return finding
+
+
+# id, log, cause, words that the finding (title, evidence or action) must hold, whether coming back can help
+CASES = [
+    (
+        "L-01",
+        "slurmstepd: error: *** JOB 32391783 ON node119 CANCELLED AT 2021-06-18T13:05:36 DUE TO PREEMPTION ***",
+        "preempted", ["nothing to do"], True,
+    ),
+    (
+        "L-02",
+        "slurmstepd-a800-4: error: *** STEP 4.0 ON a800-4 CANCELLED AT 2026-11-29T18:05:04 DUE TO TIME LIMIT ***",
+        "time limit", ["--time", "requeue before the limit"], True,
+    ),
+    (
+        "L-03",
+        "slurmstepd-a800-1: error: *** JOB 1 ON a800-1 CANCELLED AT 2026-11-29T19:14:06 ***",
+        "cancelled by user or administrator", [], False,
+    ),
+    (
+        "L-03-newer",
+        "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2026-11-29T19:14:06 DUE to SIGNAL Terminated ***",
+        "cancelled by user or administrator", [], False,
+    ),
+    (
+        "L-04",
+        "slurmstepd: error: *** STEP 63532.0 STEPD TERMINATED ON node106 AT 2023-02-01T10:00:00 DUE TO JOB NOT ENDING WITH "
+        "SIGNALS ***",
+        "processes would not die", ["node106", "exclude"], True,
+    ),
+    ("L-05", "srun: error: Node failure on a800-2", "node failure", ["a800-2"], True),
+    (
+        "L-06", f"{TRACEBACK}KeyError: 'answer'\n{SRUN}", "application error", ["KeyError: 'answer'"], True,
+    ),
+    (
+        "L-07", "srun: error: Unable to create step for job 8: Memory required by task is not available",
+        "step asks for more memory than the job has", ["--mem", "ends now"], False,
+    ),
+    (
+        "L-08",
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM Killed.",
+        "host memory", ["--mem", "lower"], True,
+    ),
+    ("L-09", WATCHDOG, "NCCL timeout", ["stacks", "cap"], True),
+    (
+        "L-10", "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
+        "GPU memory in vLLM sleep/wake", ["/health", "requeue"], True,
+    ),
+    (
+        "L-11",
+        "OSError: AF_UNIX path length cannot exceed 107 bytes: '/net/scratch/user1/tmp.t0016/ray/"
+        f"session_2025-04-16_17-26-47_592207_2944448/sockets/plasma_store'\n{SRUN}",
+        "temp path too long", ["shorter", "AF_UNIX"], False,
+    ),
+    (
+        "L-12",
+        "Failed to find a valid port for dashboard after 0 retries: [Errno 98] error while attempting to bind on address "
+        "('0.0.0.0', 8265): address already in use",
+        "port in use", ["8265"], True,
+    ),
+    (
+        "L-13", "ValueError: Ray component worker_ports is trying to use a port number 53058 that is used by other components.",
+        "port ranges overlap", ["53058"], True,
+    ),
+    (
+        "L-14", "Ray runtime started.\n[2026-11-29 18:05:04,123 C 77 77] (raylet) main.cc: Address already in use",
+        "port in use", [], True,
+    ),
+    (
+        "L-15", "PermissionError: [Errno 13] Permission denied: '/tmp/ray/ray_current_cluster'",
+        "/tmp/ray belongs to another user", ["temp folder"], True,
+    ),
+    (
+        "L-16-libstdc++", "ImportError: /usr/lib64/libstdc++.so.6: version `GLIBCXX_3.4.30' not found",
+        "libstdc++ older than the wheel", ["GLIBCXX_3.4.30"], False,
+    ),
+    (
+        "L-16-glibc", "ImportError: /lib64/libc.so.6: version `GLIBC_2.32' not found (required by /v/flash_attn_2_cuda.abi3.so)",
+        "glibc older than the wheel", ["GLIBC_2.32"], False,
+    ),
+    (
+        "L-17",
+        "ImportError: /v/flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESs",
+        "flash-attn wheel has the old C++ ABI (cxx11abiFALSE), torch the new one", ["TRUE wheel"], False,
+    ),
+    (
+        "L-18", "AttributeError: Qwen2Tokenizer has no attribute all_special_tokens_extended",
+        "transformers 5 with vLLM ≤ 0.11", ["transformers>=4.55.2,<5"], False,
+    ),
+    (
+        "L-19", "AttributeError: '_IncludedRouter' object has no attribute 'path'",
+        "fastapi too new for prometheus-fastapi-instrumentator 7", ["0.128.0", "7.1.0", "8.1.0"], False,
+    ),
+    (
+        "L-20", "AttributeError: 'LoRAConfig' object has no attribute 'lora_extra_vocab_size'",
+        "verl and vLLM versions disagree on LoRA", ["LoRA off"], False,
+    ),
+    (
+        "L-21",
+        "2026-11-29 18:05:04 OSError: [Errno 122] Disk quota exceeded: '/ckpt/latest_checkpointed_iteration.txt'\n"
+        f"2026-11-29 18:35:04 {WATCHDOG}\n{SRUN}",
+        "quota", ["free space", "Errno 122"], False,
+    ),
+    (
+        "L-22", "slurmstepd: error: pyxis: ERROR File already exists: /run/enroot/user-1001/pyxis_4567.0",
+        "container name reused after requeue", ["attempt number"], True,
+    ),
+    (
+        "L-23",
+        f"2026-11-29 18:00:00 {BAR}\n"
+        + "".join(f"2026-11-29 18:{m}:00 Requeuing task rollout-7f3a after timeout (attempt 1)\n" for m in (10, 20, 30)),
+        "rollouts stall", ["0.1 a minute"], True,
+    ),
+    (
+        "L-24", "Training Progress:   0%|          | 0/125 [44:45<?, ?it/s]", "no first step", [], True,
+    ),
+    (
+        "L-25",
+        "SLURM_JOB_NODELIST=a800-[1-2]\nnode a800-1 joined\nValueError: Total available GPUs 8.0 is less than total desired GPUs 16",
+        "Ray sees fewer GPUs than the preset wants", ["8.0 of 16", "a800-2"], True,
+    ),
+    (
+        "L-26",
+        "ValueError: Free memory on device cuda:3 (12.05/79.15 GiB) on startup is less than desired GPU memory utilization "
+        "(0.8, 63.32 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+        "GPU is occupied", ["GPU 3", "wait until", "exclude"], True,
+    ),
+    ("L-27", "RuntimeError: Server did not start up within 0.10 seconds.", "store port taken", ["4747"], True),
+    (
+        "L-28", "FileNotFoundError: [Errno 2] No such file or directory: 'scontrol'",
+        "scontrol called inside the container", ["host side"], False,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "cause", "words", "requeue"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_cause(log: str, cause: str, words: list[str], requeue: bool) -> None:
+    finding = found(log)
+    assert finding.cause == cause
+    said = f"{finding.title}\n{finding.evidence}\n{finding.action}"
+    assert [word for word in words if word not in said] == []
+    assert finding.requeue is requeue
+    assert finding.evidence in log
+
+
+HEALTHY = {
+    "L-29-progress": BAR,
+    "L-29-sigcont": "submitit WARNING (2026-11-29 18:05:04,123) - Bypassing signal SIGCONT",
+    "L-29-agentops": "🖇 AgentOps: Error setting up OpenAI streaming wrappers: No module named 'openai.resources.beta.chat'",
+    "L-24-early": "Training Progress:   0%|          | 0/125 [04:45<?, ?it/s]",
+    "empty": "",
+    "one-rollout-late": f"{BAR}\nRequeuing task rollout-7f3a after timeout (attempt 1)\n",
+    "loading": "Loading safetensors checkpoint shards:   0% Completed | 0/4 [59:59<?, ?it/s]\n",
+    "vllm-other-port": "INFO 11-29 18:05:04 [utils.py:12] Port 8000 is already in use, trying port 8001",
+    "verl-config": "{'actor_rollout_ref': {'rollout': {'gpu_memory_utilization': 0.6, 'free_cache_engine': True}}}",
+    "exit-zero": "srun: error: node01: task 0: Exited with exit code 0",
+    "ignored-at-exit": f"Exception ignored in: <function Pool.__del__ at 0x7f>\n{TRACEBACK}ImportError: sys.meta_path is None",
+    "outlived": (
+        f"Training Progress:   3%|▎  | 4/125 [06:12<3:02:11, 90.3s/it]\n2026-11-29 18:05:04 ERROR rollout failed\n{TRACEBACK}"
+        "sqlite3.OperationalError: no such column: x\n"
+        "Training Progress:   5%|▎  | 6/125 [09:12<3:02:11, 90.3s/it]\n"
+    ),
+    "outlived-port": f"step: 3\n[Errno 98] error while attempting to bind on address ('0.0.0.0', 8265): address already in use\n{BAR}"
+    "\nstep: 5",
+    "earlier-attempt-of-the-kit": f"=== slurmlight attempt 1 ===\n{WATCHDOG}\n{SRUN}\n=== slurmlight attempt 2 ===\n{BAR}",
+    "the-kit-quotes": f"=== slurmlight attempt 2 ===\n[start] +0.1 s: attempt 1 ended by: {WATCHDOG}\n{BAR}",
+}
+
+
+@pytest.mark.parametrize("log", HEALTHY.values(), ids=HEALTHY.keys())
+def test_healthy(log: str) -> None:
+    assert diagnose(log) is None
+
+
+FIRST_CAUSE = {
+    "quota-before-nccl": (f"OSError: [Errno 122] Disk quota exceeded\n{WATCHDOG}", "quota"),
+    "error-before-nccl": (
+        f"[rank1]: {TRACEBACK.replace(chr(10), chr(10) + '[rank1]: ')}ValueError: nan\n{WATCHDOG}",
+        "application error",
+    ),
+    "nccl-before-node-failure": (f"{WATCHDOG}\nsrun: error: Node failure on a800-2", "node failure"),
+    "nccl-before-oom": (f"{WATCHDOG}\nslurmstepd: error: Detected 2 oom-kill event(s) in StepId=9.0.", "host memory"),
+    "nccl-before-limit": (
+        f"{WATCHDOG}\nslurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-29T18:05:04 DUE TO TIME LIMIT ***",
+        "NCCL timeout",
+    ),
+    "preempted-before-tracebacks": (
+        "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-11-29T18:05:04 DUE TO PREEMPTION ***\n"
+        f"{TRACEBACK}KeyboardInterrupt\n{SRUN}",
+        "preempted",
+    ),
+    "srun-ends-the-others": (
+        f"{TRACEBACK}RuntimeError: boom\n{SRUN}\nslurmstepd: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-29T18:05:04 ***",
+        "application error",
+    ),
+    "would-not-die-after-limit": (
+        "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-29T18:05:04 DUE TO TIME LIMIT ***\n"
+        "slurmstepd: error: *** STEP 4.0 STEPD TERMINATED ON n1 AT 2026-11-29T18:08:04 DUE TO JOB NOT ENDING WITH SIGNALS ***",
+        "time limit",
+    ),
+    "last-attempt-of-the-kit": (
+        f"=== slurmlight attempt 1 ===\n{WATCHDOG}\n=== slurmlight attempt 12 ===\n{TRACEBACK}OSError: [Errno 28] No space left "
+        "on device",
+        "disk full",
+    ),
+    "last-attempt-by-time": (
+        "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-29T18:05:04 DUE TO PREEMPTION ***\n"
+        "2026-11-29 18:05:20 saved\n2026-11-29 18:07:30 hello again\n[Errno 122] Disk quota exceeded",
+        "quota",
+    ),
+    "last-attempt-by-slurm": (
+        "[Errno 122] Disk quota exceeded\nslurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-29T18:05:04 DUE TO JOB REQUEUE "
+        "***\nhello\nslurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-29T19:05:04 DUE TO PREEMPTION ***",
+        "preempted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("log", "cause"), FIRST_CAUSE.values(), ids=FIRST_CAUSE.keys())
+def test_first_cause(log: str, cause: str) -> None:
+    assert found(log).cause == cause
+
+
+def coloured(line: str) -> str:
+    return f"\x1b[36m(WorkerDict pid=2944448, ip=10.0.0.7)\x1b[0m \x1b[31m{line}\x1b[0m"
+
+
+WRAPPINGS = {
+    "colours": lambda log: "\n".join(map(coloured, log.splitlines())),
+    "after-a-bar": lambda log: f"Training Progress:  1%|  | 1/125 [01:30<3:06:00]\r{BAR}\r" + log,
+    "windows": lambda log: log.replace("\n", "\r\n"),
+    "junk-before": lambda log: random.Random(0).randbytes(5000).decode(errors="replace") + "\n" + log,
+    "ordinary-before": lambda log: "".join(f"step:{n} - actor/loss:0.1 - reward:0.5\n" for n in range(1, 90)) + log,
+    "loading-after": lambda log: log + "\nLoading checkpoint shards: 100%|██| 4/4 [00:05<00:00, 1.2s/it]\n",
+    "third-attempt": lambda log: f"{HEALTHY['L-29-progress']}\n=== slurmlight attempt 3 ===\n[preflight] +0.0 s\n{log}",
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS.keys())
+def test_cause_in_real_surroundings(wrap) -> None:
+    # L-23 and L-24 tell of waiting: steps before them change the story
+    causes = {case[0]: (found(wrap(case[1])).cause, case[2]) for case in CASES if case[0] not in ("L-23", "L-24")}
+    assert {name: pair for name, pair in causes.items() if pair[0] != pair[1]} == {}
+
+
+VARIANTS = [
+    ("CUDA Error: out of memory at /build/vllm/csrc/cumem_allocator.cpp:139", "GPU memory in vLLM sleep/wake"),
+    ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=_ALLGATHER_BASE) ran for 1800441 milliseconds", "NCCL timeout"),
+    ("OSError: AF_UNIX path too long", "temp path too long"),
+    ("OSError: [Errno 98] Address already in use", "port in use"),
+    ("RuntimeError: The server socket has failed to listen on any local network address. port: 29500, EADDRINUSE", "port in use"),
+    ("/lib/x86_64-linux-gnu/libstdc++.so.6: version ‘GLIBCXX_3.4.32’ not found (required by /v/_C.so)", "libstdc++ older than the wheel"),
+    ("libm.so.6: version 'GLIBC_2.38' not found", "glibc older than the wheel"),
+    (
+        "flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: "
+        "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+        "flash-attn wheel has the new C++ ABI (cxx11abiTRUE), torch the old one",
+    ),
+    ("flash_attn_2_cuda.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEa", "flash-attn wheel does not fit this torch"),
+    ("AttributeError: TokenizersBackend has no attribute all_special_tokens_extended. Did you mean", "transformers 5 with vLLM ≤ 0.11"),
+    ("scontrol: command not found", "scontrol called inside the container"),
+    ("[ERROR] enroot: File already exists: /run/enroot/user-7/pyxis_kit", "container name reused after requeue"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB", "GPU memory"),
+    ("ValueError: Free memory on device (3.2/79.2 GiB) on startup is less than desired GPU memory utilization (0.6", "GPU is occupied"),
+    ("RuntimeError: Server did not start up within 60.00 seconds.", "store port taken"),
+    ("srun: error: n7: task 3: Segmentation fault (core dumped)", "crashed in compiled code"),
+    ("srun: error: n7: tasks 0-3: Killed", "killed from outside"),
+    ("srun: error: n7: task 3: Out Of Memory", "host memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "cause"), VARIANTS)
+def test_variants(log: str, cause: str) -> None:
+    assert found(log).cause == cause
+
+
+def test_traceback_of_one_rank_is_not_mixed_with_anothers() -> None:
+    log = (
+        "[rank0]: Traceback (most recent call last):\n[rank1]: Traceback (most recent call last):\n"
+        '[rank0]:   File "a.py", line 1\n[rank1]:   File "a.py", line 1\n[rank1]: ValueError: one\n[rank0]: ValueError: zero\n'
+    )
+    assert found(f"{log}{SRUN}").evidence == "ValueError: zero"
+
+
+def test_chain_of_exceptions_ends_in_its_last_line() -> None:
+    chain = f"{TRACEBACK}KeyError: 'a'\n\nDuring handling of the above exception, another exception occurred:\n\n{TRACEBACK}"
+    assert found(f"{chain}RuntimeError: no answer\n{SRUN}").evidence == "RuntimeError: no answer"
+
+
+def test_first_step_deadline_is_the_callers() -> None:
+    bar = "Training Progress:   0%|          | 0/125 [04:45<?, ?it/s]"
+    assert found(bar, first_step_s=200).cause == "no first step"
+    assert diagnose(bar, first_step_s=300) is None
+
+
+def test_missing_nodes_are_the_jobs() -> None:
+    log = "a800-1: joined\nValueError: Total available GPUs 4.0 is less than total desired GPUs 12"
+    assert "a800-2, a800-11" in found(log, nodes=("a800-1", "a800-2", "a800-11")).action
+
+
+def test_wake_up_out_of_memory_lowers_the_share() -> None:
+    adjust = found(CASES[[case[0] for case in CASES].index("L-10")][1]).adjust
+    assert adjust == {"actor_rollout_ref.rollout.gpu_memory_utilization": -0.05}
+    assert [adjusted(0.6, -0.05), adjusted(0.42, -0.05), adjusted(0.4, -0.05)] == [0.55, 0.4, 0.4]
+
+
+def test_line_numbers_count_from_one() -> None:
+    assert found(f"hello\n\n{WATCHDOG}").line == 3
+    assert found(f"x\n=== slurmlight attempt 4 ===\n{WATCHDOG}").line == 3
+    assert found(f"x\n=== slurmlight attempt 4 ===\n{WATCHDOG}").attempt == 4
+
+
+@pytest.mark.parametrize("rule", table(), ids=lambda rule: rule.cause)
+def test_rule_is_complete(rule: Rule) -> None:
+    assert rule.cause and rule.action
+    # the quick look must not pass over a match: every fingerprint has a literal, and it stands in its own pattern
+    for one in rule.any:
+        assert len(one.literal) >= 4
+        assert one.literal in one.pattern.pattern.lower()
+
+
+def test_junk_is_quick_and_finds_nothing() -> None:
+    assert diagnose(random.Random(1).randbytes(2_000_000).decode("latin-1").replace("\n", " ")) is None
