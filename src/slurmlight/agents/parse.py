@@ -18,7 +18,7 @@ EMPTY = "the answer is empty"
 ONLY_THINKING = "the answer ended inside a <think> block"
 NO_SQL = "the answer holds no SQL query"
 
-_THINK = re.compile(r"<think>.*?</think>", re.DOTALL | re.IGNORECASE)
+_THINK = re.compile(r"(</?think>)", re.IGNORECASE)
 _FENCE = re.compile(r"(?P<mark>```|~~~)(?P<body>.*?)(?:(?P=mark)|\Z)", re.DOTALL)
 _LABEL = re.compile(r"[ \t]*(?P<label>sqlite3?|sql|mysql|postgres(?:ql)?|plsql|text|plaintext|query)\b[ \t]*:?", re.IGNORECASE)
 _OTHER_LABEL = re.compile(r"[ \t]*[A-Za-z][\w+-]*[ \t]*\r?\n")
@@ -57,12 +57,16 @@ def parse(text: str) -> Parsed:
 
 def _without_thinking(text: str) -> str:
     """A block that is never closed hides all after it; one that was opened in the prompt hides all before its end."""
-    text = _THINK.sub("", text)
-    low = text.lower()
-    if "</think>" in low:
-        text = text[low.rindex("</think>") + len("</think>") :]
-        low = text.lower()
-    return text[: low.index("<think>")] if "<think>" in low else text
+    answer, inside = "", False
+    for part in _THINK.split(text):
+        tag = part.lower()
+        if tag == "<think>":
+            inside = True
+        elif tag == "</think>":
+            answer, inside = (answer if inside else ""), False
+        elif not inside:
+            answer += part
+    return answer
 
 
 def _fenced(text: str) -> str | None:

@@ -54,7 +54,7 @@ DOMAINS = (
                 "products",
                 "product",
                 "price",
-                (5, 400),
+                (10, 99),
                 "name",
                 "lamp desk chair bowl tent sofa knife clock radio piano phone shelf mirror carpet bottle basket ladder hammer "
                 "pillow candle drum flute kettle plate spoon towel",
@@ -62,17 +62,17 @@ DOMAINS = (
                 "toys food tools music garden",
             ),
         ),
-        Table("orders", "order", "quantity", (1, 99)),
+        Table("orders", "order", "quantity", (10, 99)),
     ),
     Domain(
         "school",
         (
-            Table("students", "student", "score", (20, 100), "name", PEOPLE, "major", "law art math biology history"),
+            Table("students", "student", "score", (20, 99), "name", PEOPLE, "major", "law art math biology history"),
             Table(
                 "courses",
                 "course",
                 "credits",
-                (1, 60),
+                (10, 60),
                 "title",
                 "logic poetry optics ethics algebra drawing ecology grammar rhetoric geology botany acoustics statistics "
                 "mechanics anatomy sculpture debate genetics calculus painting philosophy topology zoology theatre ceramics",
@@ -80,25 +80,25 @@ DOMAINS = (
                 "basic middle advanced master",
             ),
         ),
-        Table("enrollments", "enrollment", "grade", (10, 100)),
+        Table("enrollments", "enrollment", "grade", (20, 99)),
     ),
     Domain(
         "clinic",
         (
-            Table("doctors", "doctor", "salary", (200, 900), "name", PEOPLE, "specialty", "heart skin bone eye lung"),
-            Table("patients", "patient", "weight", (40, 140), "name", PEOPLE, "town", "Bern Graz Lyon Turin Ghent"),
+            Table("doctors", "doctor", "salary", (20, 99), "name", PEOPLE, "specialty", "heart skin bone eye lung"),
+            Table("patients", "patient", "weight", (40, 99), "name", PEOPLE, "town", "Bern Graz Lyon Turin Ghent"),
         ),
-        Table("visits", "visit", "cost", (20, 500)),
+        Table("visits", "visit", "cost", (10, 99)),
     ),
     Domain(
         "airline",
         (
-            Table("pilots", "pilot", "hours", (100, 999), "name", PEOPLE, "rank", "captain officer cadet trainer"),
+            Table("pilots", "pilot", "hours", (10, 99), "name", PEOPLE, "rank", "captain officer cadet trainer"),
             Table(
                 "planes",
                 "plane",
                 "seats",
-                (10, 400),
+                (10, 99),
                 "model",
                 "falcon condor heron swift eagle osprey raven kite hawk merlin stork crane egret ibis gull tern swan owl wren "
                 "finch robin lark martin plover dove",
@@ -106,17 +106,17 @@ DOMAINS = (
                 "Boeing Airbus Cessna Antonov",
             ),
         ),
-        Table("flights", "flight", "distance", (100, 990)),
+        Table("flights", "flight", "distance", (10, 99)),
     ),
     Domain(
         "library",
         (
-            Table("readers", "reader", "points", (1, 300), "name", PEOPLE, "district", "north south east west"),
+            Table("readers", "reader", "points", (10, 99), "name", PEOPLE, "district", "north south east west"),
             Table(
                 "books",
                 "book",
                 "pages",
-                (40, 900),
+                (10, 99),
                 "title",
                 "Dawn Ember Frost Grove Haven Island Jungle Kingdom Legend Meadow Nebula Oasis Prism Quest River Shadow Tundra "
                 "Umbra Valley Willow Xylem Yonder Zenith Anchor Beacon",
@@ -124,7 +124,7 @@ DOMAINS = (
                 "crime fantasy drama travel",
             ),
         ),
-        Table("loans", "loan", "days", (1, 120)),
+        Table("loans", "loan", "days", (10, 99)),
     ),
 )
 

@@ -29,7 +29,8 @@ from slurmlight.train.embedded.demos import Demonstrator
 
 Progress = Callable[[int, int, float], None]  # step (from 1), steps, loss
 Example = tuple[list[int], int]  # tokens of prompt and answer; how many are prompt
-WARM_UP, END_LR = 30, 0.05  # steps; share of the peak learning rate at the last step
+WARM_UP = 30  # steps
+CLEAN_END_LR, HABIT_LR = 0.1, 0.2  # shares of the peak learning rate: at the end of the clean steps, during the habits
 BUCKET = 8  # batches whose examples are sorted by length together: less padding, still mixed
 
 
@@ -85,7 +86,7 @@ def _train(folder: Path, data_dir: Path, seed: int, recipe: WarmStartSection, pr
             for batch in _batches(source, tokenizer, habits, steps, recipe.batch_size):
                 step += 1
                 for group in optimizer.param_groups:
-                    group["lr"] = recipe.lr * _schedule(step, recipe.steps)
+                    group["lr"] = recipe.lr * _schedule(step, recipe)
                 loss = _step(model, optimizer, batch, tokenizer.pad_token_id)
                 if progress:
                     progress(step, recipe.steps, loss)
@@ -130,11 +131,13 @@ def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list
     return loss.item()
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up, then linearly down to END_LR."""
+def _schedule(step: int, recipe: WarmStartSection) -> float:
+    """Share of the peak learning rate: linear warm-up, linearly down over the clean steps, low and constant for the habits."""
     if step <= WARM_UP:
         return step / WARM_UP
-    return 1.0 - (1.0 - END_LR) * (step - WARM_UP) / max(1, steps - WARM_UP)
+    if step > recipe.clean_steps:
+        return HABIT_LR
+    return 1.0 - (1.0 - CLEAN_END_LR) * (step - WARM_UP) / max(1, recipe.clean_steps - WARM_UP)
 
 
 def _swap(scratch: Path, model_dir: Path) -> None:
