@@ -1,0 +1,136 @@
+"""Preset -> verl's configuration, under verl's own key names; a key verl does not know is refused (verl merges it silently)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from slurmlight.errors import UserError, unknown_name
+from slurmlight.presets import Preset, to_json
+
+# Keys of the preset that this kit acts on itself; verl has no key of that name or must not act on it.
+KIT_ONLY = {
+    *(f"data.{name}" for name in ("train_files", "val_files", "test_files", "unseen_files", "database_dir", "instances")),
+    *(f"trainer.{name}" for name in ("logger", "keep_best", "keep_every", "max_actor_ckpt_to_keep", "resume_mode")),
+    "actor_rollout_ref.rollout.enable_auto_tool_choice",
+    "actor_rollout_ref.rollout.tool_call_parser",
+}
+# Sections that take any key: verl hands them to somebody else.
+FREE = ("actor_rollout_ref.model.override_config", "actor_rollout_ref.rollout.engine_kwargs", "ray_kwargs.ray_init")
+
+
+def build(preset: Preset, *, folder: Path, gpus: int, nodes: int) -> DictConfig:
+    """The whole configuration but for the gateway's URL and key. ``gpus`` are those of a node (0: the CPU stands for one).
+
+    Raises UserError for a key that verl does not have, with the nearest that it has.
+    """
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    with initialize_config_module("agentlightning.verl", version_base=None):
+        config = compose("config")
+    with open_dict(config):
+        for values in (
+            _from_preset(preset),
+            _kit(preset, folder, max(gpus, 1), nodes),
+            {} if gpus else _cpu(preset),
+            preset.verl,
+        ):
+            for name, value in values.items():
+                _set(config, name, value)
+    return config
+
+
+def _from_preset(preset: Preset) -> dict[str, Any]:
+    table = to_json(preset)
+    sections = {name: table[name] for name in ("data", "algorithm", "actor_rollout_ref", "trainer")}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in _flat(sections) if name not in KIT_ONLY}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in table.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
+    return found
+
+
+def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
+    """What follows from the run and from this kit's way of driving verl."""
+    data, rollout = preset.data, preset.actor_rollout_ref.rollout
+    return {
+        "agentlightning.rollout_timeout_seconds": int(preset.runner.rollout_timeout_s),
+        # a call whose prompt continues the one before (a rewrite after a first query) shares its row: two completions and
+        # what was said between them
+        "agentlightning.trace_aggregator.trajectory_max_prompt_length": data.max_prompt_length,
+        "agentlightning.trace_aggregator.trajectory_max_response_length": 2 * data.max_response_length
+        + data.max_prompt_length // 2,
+        "data.train_files": None,
+        "data.val_files": None,
+        "data.seed": preset.engine.seed,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.rollout.mode": "async",
+        "actor_rollout_ref.rollout.seed": preset.engine.seed,
+        "actor_rollout_ref.rollout.max_model_len": data.max_prompt_length + data.max_response_length,
+        "actor_rollout_ref.rollout.agent.num_workers": 1,  # verl's own agent loop is not used
+        "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
+        "actor_rollout_ref.rollout.load_format": "auto",
+        "reward.num_workers": 1,
+        "trainer.n_gpus_per_node": gpus,
+        "trainer.nnodes": nodes,
+        "trainer.default_local_dir": str(folder),
+        "trainer.logger": ["console"],
+        "trainer.use_v1": False,
+        "actor_rollout_ref.rollout.enable_sleep_mode": rollout.free_cache_engine,
+        "actor_rollout_ref.model.override_config": {} if preset.actor_rollout_ref.model.use_remove_padding else _SDPA,
+    }
+
+
+_SDPA = {"attn_implementation": "sdpa"}
+
+
+def _cpu(preset: Preset) -> dict[str, Any]:
+    """No compiler, no CUDA graphs, no sleeping engine; one process plays the GPU."""
+    return {
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.ref.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.model.use_remove_padding": False,
+        "actor_rollout_ref.model.override_config": _SDPA,
+        "actor_rollout_ref.rollout.enforce_eager": True,
+        "actor_rollout_ref.rollout.free_cache_engine": False,
+        "actor_rollout_ref.rollout.enable_sleep_mode": False,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": 0.1,
+        "trainer.balance_batch": False,
+    }
+
+
+def _set(config: DictConfig, name: str, value: Any) -> None:
+    if not any(name == free or name.startswith(f"{free}.") for free in FREE):
+        _known(config, name)
+    OmegaConf.update(config, name, value, merge=False, force_add=True)
+
+
+def _known(config: DictConfig, name: str) -> None:
+    node: Any = config
+    *parents, leaf = name.split(".")
+    for depth, part in enumerate([*parents, leaf]):
+        if not isinstance(node, DictConfig):
+            raise UserError(f"verl key '{name}': '{'.'.join(parents[:depth])}' is a value, not a section", "check the name")
+        valid = set(map(str, node.keys())) | _fields(node)  # "in node" is false for mandatory values that are still missing
+        if part not in valid:
+            section = ".".join(parents[:depth])
+            raise unknown_name(f"verl key under {section or 'the root'}:", part, valid)
+        node = node._get_node(part)
+
+
+def _fields(node: DictConfig) -> set[str]:
+    """The fields of the dataclass that verl makes of a section; its YAML files do not list all of them."""
+    target = node.get("_target_")
+    return {field.name for field in dataclasses.fields(get_class(target))} if target else set()

@@ -1,0 +1,123 @@
+"""Bring up Ray, check verl's configuration without a GPU, and build the trainer with its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from agentlightning.verl.dataset import LoadedDataset
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+from verl.trainer.main_ppo_v0 import BaseTaskRunner
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+from verl.utils.tokenizer import hf_tokenizer
+
+from slurmlight.errors import UserError
+from slurmlight.files import read_json
+from slurmlight.train.verl.trainer import Trainer
+
+TRIES = 4  # of starting Ray
+JOIN_S = 300.0  # for the nodes of a job to form one cluster
+
+
+def check(config: DictConfig) -> None:
+    """verl's own checks, before anything is started. Raises UserError with verl's words."""
+    OmegaConf.resolve(config)
+    try:
+        validate_config(config, need_reference_policy(config), need_critic(config))
+    except (AssertionError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"verl refuses this configuration ({error})", "correct the preset") from error
+
+
+@contextmanager
+def ray_session(scratch: Path, variables: Mapping[str, str], gpus: int, cpus: int) -> Iterator[None]:
+    """Ray on this machine, or the cluster that the job's nodes form; shut down on leaving, with every worker.
+
+    Raises RuntimeError naming the nodes that did not join in time.
+    """
+    runtime = dict(get_ppo_ray_runtime_env())
+    runtime["env_vars"] = {**runtime.get("env_vars", {}), **variables}
+    runtime["worker_process_setup_hook"] = "slurmlight.train.verl.workers.setup"
+    nodes = [name for name in os.environ.get("SLURMLIGHT_RAY_NODES", "").split(",") if name]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    if nodes:
+        _init(runtime_env=runtime, address=_head_address(Path(os.environ["SLURMLIGHT_RAY_HEAD"])))
+    else:
+        _init(
+            runtime_env=runtime,
+            num_cpus=max(cpus, 16),  # Ray only counts them; verl's actors ask for about ten
+            num_gpus=max(gpus, 1),
+            include_dashboard=False,
+            _temp_dir=str(scratch / "ray"),
+            object_store_memory=(4 << 30) if gpus else (200 << 20),
+        )
+    for number, handler in handlers.items():  # Ray's own would end the run at once, without a checkpoint
+        signal.signal(number, handler)
+    try:
+        _await_nodes(nodes, max(gpus, 1))
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _head_address(told: Path) -> str:
+    deadline = time.monotonic() + JOIN_S
+    while time.monotonic() < deadline:
+        if found := read_json(told):
+            return str(found["address"])
+        time.sleep(0.5)
+    raise RuntimeError(f"the head of the Ray cluster did not come up within {JOIN_S:.0f} s ({told} is missing)")
+
+
+def _await_nodes(nodes: Sequence[str], gpus: int) -> None:
+    """Until each of ``nodes`` (names in Slurm; none: this machine alone) is there with its GPUs."""
+    deadline = time.monotonic() + JOIN_S
+    while nodes:
+        offered = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        missing = [name for name in nodes if not any(f"slurmnode:{name}" in one for one in offered)]
+        poor = sum(one.get("GPU", 0) for one in offered) < gpus * len(nodes)
+        if not missing and not poor:
+            return
+        if time.monotonic() > deadline:
+            what = f"nodes {', '.join(missing)} did not join Ray" if missing else f"Ray's nodes offer too few GPUs: {offered}"
+            raise RuntimeError(f"{what} within {JOIN_S:.0f} s; see the attempt's log for their words")
+        time.sleep(1)
+
+
+def _init(**options: Any) -> None:
+    """ray.init, again where its fixed 30 s for the raylet were not enough (a node under load, a slow file system)."""
+    for attempt in range(1, TRIES + 1):
+        try:
+            ray.init(log_to_driver=True, **options)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error) or attempt == TRIES:
+                raise
+            print(f"Ray did not start in time (try {attempt} of {TRIES})", flush=True)
+            ray.shutdown()
+
+
+def trainer(config: DictConfig, train: Sequence[Mapping[str, Any]], val: Sequence[Mapping[str, Any]]) -> Trainer:
+    """The trainer with its FSDP workers and vLLM servers running (on a GPU: a minute or two)."""
+    tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
+    tasks = BaseTaskRunner()
+    _, group = tasks.add_actor_rollout_worker(config)
+    tasks.add_critic_worker(config)
+    built = Trainer(
+        config=config,
+        tokenizer=tokenizer,
+        role_worker_mapping=tasks.role_worker_mapping,
+        resource_pool_manager=tasks.init_resource_pool_mgr(config),
+        ray_worker_group_cls=group,
+        train_dataset=LoadedDataset(train),
+        val_dataset=LoadedDataset(val),
+    )
+    built.init_workers()
+    return built
