@@ -10,22 +10,23 @@ the published evaluator, so that papers can be compared (slurmlight.sql.publishe
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from slurmlight.sql import published
 from slurmlight.sql.compare import Undecided, same
-from slurmlight.sql.execute import DEFAULT, DatabaseBroken, DatabaseMissing, Limits, Result, Row, execute
+from slurmlight.sql.execute import DEFAULT, DatabaseBroken, DatabaseMissing, Identity, Limits, Result, Row, execute_on, identity
 from slurmlight.sql.order import OrderBy, tie_groups, top_level_order, with_keys
+from slurmlight.sql.tokens import canonical
 
 Evaluator = Literal["strict", "official"]
 EVALUATORS: tuple[Evaluator, ...] = ("strict", "official")
 CACHED_VALUES = 5_000_000  # values of gold results kept per process, the least recently used go first
+REMEMBERED_OUTCOMES = 100_000
 
 
 class Unscorable(Exception):
@@ -57,11 +58,18 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Gold:
+    """A gold query and its result. ``text`` is what a prediction of the same tokens looks like, ``ordered`` for official."""
+
+    content: str
     sql: str
+    text: str
+    strict: bool
+    keep_distinct: bool
     columns: tuple[str, ...]
     rows: list[Row]
-    order: OrderBy | None
-    ties: list[int] | None = field(default=None)
+    order: OrderBy | None = None
+    ordered: bool = False
+    ties: list[int] | None = None
     ties_known: bool = False
 
 
@@ -79,52 +87,74 @@ def execution_match(
     """
     if not databases:
         raise Unscorable("database", "no database given")
+    mode = f"{evaluator} {keep_distinct}"
     try:
-        golds = [_gold(database, gold, evaluator, limits, keep_distinct) for database in databases]
-        outcome: tuple[str, str, str] = ("match", "", "")
-        silent = True
-        for database, expected in zip(databases, golds, strict=True):
-            outcome, nothing = _compare(database, expected, pred, evaluator, limits, keep_distinct)
-            silent = silent and nothing and not expected.rows
-            if outcome[0] != "match":
+        files = [identity(database) for database in databases]
+        golds = [_gold(file, gold, mode, limits) for file in files]
+        outcome, silent = _MATCH, True
+        for file, expected in zip(files, golds, strict=True):
+            outcome = _judge(file, expected, pred, mode, limits)
+            silent = silent and outcome.silent and not expected.rows
+            if outcome.kind != "match":
                 break
     except Undecided:
         raise Unscorable("undecided", "no column permutation was found or excluded within the budget") from None
     except (DatabaseMissing, DatabaseBroken) as error:
         raise Unscorable("database", str(error)) from None
-    kind, reason, error_name = outcome
-    return Verdict(1 if kind == "match" else 0, kind, reason, silent, evaluator, error_name)
+    return Verdict(1 if outcome.kind == "match" else 0, outcome.kind, outcome.reason, silent, evaluator, outcome.error)
 
 
-def _compare(
-    database: Path, gold: _Gold, pred: str, evaluator: Evaluator, limits: Limits, keep_distinct: bool
-) -> tuple[tuple[str, str, str], bool]:
-    """(kind, reason, error) and whether the prediction returned nothing."""
-    limits = replace(limits, max_rows=len(gold.rows))  # one row more is wrong already
-    if evaluator == "official":
-        text = published.prepared(pred, gold=False, keep_distinct=keep_distinct)
-        if not text and not keep_distinct:
-            return ("refused", "no SQL in it", "not_a_query"), True
-        result = published.run(database, text, limits)
+class _Outcome(NamedTuple):
+    kind: str
+    reason: str = ""
+    error: str = ""
+    silent: bool = False  # the prediction returned no rows, or is no query
+
+
+_MATCH = _Outcome("match")
+_outcomes: dict[tuple[str, str, str, str], _Outcome] = {}
+
+
+def _judge(file: Identity, gold: _Gold, pred: str, mode: str, limits: Limits) -> _Outcome:
+    """The outcome on one database; remembered, since samples of one question repeat each other."""
+    text = canonical(pred) if gold.strict else pred
+    if gold.strict and text == gold.text:
+        return _Outcome("match", "the gold's own text", "", not gold.rows)
+    key = (gold.content, gold.sql, text, mode)
+    outcome = _outcomes.get(key)
+    if outcome is None:
+        outcome = _run_and_compare(file, gold, pred, limits)
+        if outcome.kind != "timeout" and outcome.error != "memory":
+            if len(_outcomes) >= REMEMBERED_OUTCOMES:
+                _outcomes.clear()
+            _outcomes[key] = outcome
+    return outcome
+
+
+def _run_and_compare(file: Identity, gold: _Gold, pred: str, limits: Limits) -> _Outcome:
+    cap = len(gold.rows)  # one row more is wrong already
+    if gold.strict:
+        result = execute_on(file, pred, limits, cap)
     else:
-        result = execute(database, pred, limits)
-    nothing = (result.kind == "rows" and not result.rows) or result.error == "not_a_query"
+        text = published.prepared(pred, gold=False, keep_distinct=gold.keep_distinct)
+        if not text and not gold.keep_distinct:
+            return _Outcome("refused", "no SQL in it", "not_a_query", True)
+        result = published.run(file, text, limits, cap)
+    if result.kind == "rows":
+        kind, reason = _strict(file, gold, result, limits) if gold.strict else _official(gold, result)
+        return _Outcome(kind, reason, "", not result.rows)
     if result.error == "rows":
-        return ("row_count", f"the gold has {len(gold.rows)} rows, the prediction more", ""), nothing
-    if result.kind != "rows":
-        return (result.kind, result.message, result.error), nothing
-    return (
-        (*_strict(database, gold, result, limits), "") if evaluator == "strict" else (*_official(gold, result), "")
-    ), nothing
+        return _Outcome("row_count", f"the gold has {cap} rows, the prediction more")
+    return _Outcome(result.kind, result.message, result.error, result.error == "not_a_query")
 
 
 def _official(gold: _Gold, pred: Result) -> tuple[str, str]:
-    if published.same_result(gold.rows, pred.rows, published.order_matters(gold.sql)):
+    if published.same_result(gold.rows, pred.rows, gold.ordered):
         return "match", "both empty" if not gold.rows else ""
     return _shape(gold, pred) or ("rows", "the rows differ")
 
 
-def _strict(database: Path, gold: _Gold, pred: Result, limits: Limits) -> tuple[str, str]:
+def _strict(file: Identity, gold: _Gold, pred: Result, limits: Limits) -> tuple[str, str]:
     if len(gold.columns) != len(pred.columns):
         return "columns", f"the gold has {len(gold.columns)} columns, the prediction {len(pred.columns)}"
     if difference := _shape(gold, pred):
@@ -137,7 +167,7 @@ def _strict(database: Path, gold: _Gold, pred: Result, limits: Limits) -> tuple[
         return "match", ""
     if not same(gold.rows, pred.rows):
         return "rows", "the rows differ"
-    groups = _ties(database, gold, replace(limits, max_rows=DEFAULT.max_rows))
+    groups = _ties(file, gold, limits)
     if groups and same(gold.rows, pred.rows, groups):
         return "match", "in another order within ties"
     return "order", "the same rows in another order"
@@ -151,13 +181,15 @@ def _shape(gold: _Gold, pred: Result) -> tuple[str, str] | None:
     return None
 
 
-def _ties(database: Path, gold: _Gold, limits: Limits) -> list[int] | None:
+def _ties(file: Identity, gold: _Gold, limits: Limits) -> list[int] | None:
     """The tie group of each gold row; None where the order keys cannot be had."""
     if not gold.ties_known and gold.order is not None:
         written = with_keys(gold.order, gold.columns)
         if written is not None:
             sql, places = written
-            result = execute(database, sql, limits) if sql != gold.sql else Result("rows", gold.columns, gold.rows)
+            result = (
+                execute_on(file, sql, limits, len(gold.rows)) if sql != gold.sql else Result("rows", gold.columns, gold.rows)
+            )
             width = len(gold.columns)
             if result.kind == "rows" and sorted(map(repr, gold.rows)) == sorted(repr(row[:width]) for row in result.rows):
                 gold.ties = tie_groups(result.rows, places)
@@ -168,27 +200,19 @@ def _ties(database: Path, gold: _Gold, limits: Limits) -> list[int] | None:
 # Gold results are kept by what the database contains, not by where it lies, so that copies share and changes show.
 
 _golds: OrderedDict[tuple[str, str, str], _Gold] = OrderedDict()
-_contents: dict[tuple[str, int, int, int], str] = {}
+_contents: dict[Identity, str] = {}
 _lock = threading.Lock()
 _values = 0
 
 
-def _gold(database: Path, sql: str, evaluator: Evaluator, limits: Limits, keep_distinct: bool) -> _Gold:
-    global _values
-    key = (content_identity(database), sql, f"{evaluator} {keep_distinct}")
+def _gold(file: Identity, sql: str, mode: str, limits: Limits) -> _Gold:
+    key = (content_identity(file), sql, mode)
     with _lock:
         if found := _golds.get(key):
             _golds.move_to_end(key)
             return found
-    if evaluator == "official":
-        text = published.prepared(sql, gold=True, keep_distinct=keep_distinct)
-        result = published.run(database, text, limits) if text else Result("refused", message="no SQL in it")
-        gold = _Gold(text, result.columns, result.rows, None)
-    else:
-        result = execute(database, sql, limits)
-        gold = _Gold(sql, result.columns, result.rows, top_level_order(sql))
-    if result.kind != "rows":
-        raise Unscorable(f"gold_{result.kind}", f"{result.message} [{database.name}]")
+    gold = _run_gold(file, sql, mode, limits, key[0])
+    global _values
     with _lock:
         _golds[key] = gold
         _values += _size(gold)
@@ -197,19 +221,31 @@ def _gold(database: Path, sql: str, evaluator: Evaluator, limits: Limits, keep_d
     return gold
 
 
+def _run_gold(file: Identity, sql: str, mode: str, limits: Limits, content: str) -> _Gold:
+    evaluator, keep_distinct = mode.split()[0], mode.endswith("True")
+    if evaluator == "official":
+        text = published.prepared(sql, gold=True, keep_distinct=keep_distinct)
+        result = published.run(file, text, limits, limits.max_rows) if text else Result("refused", message="no SQL in it")
+        gold = _Gold(content, sql, text, False, keep_distinct, result.columns, result.rows, None, published.order_matters(text))
+    else:
+        result = execute_on(file, sql, limits, limits.max_rows)
+        gold = _Gold(content, sql, canonical(sql), True, True, result.columns, result.rows, top_level_order(sql))
+    if result.kind != "rows":
+        raise Unscorable(f"gold_{result.kind}", f"{result.message} [{Path(file[0]).name}]")
+    return gold
+
+
 def _size(gold: _Gold) -> int:
     return (1 + len(gold.rows)) * max(1, len(gold.columns))
 
 
-def content_identity(database: Path) -> str:
-    """The SHA-256 of the file, in hex, computed once for each (path, inode, size, mtime). Raises DatabaseMissing."""
-    try:
-        stat = os.stat(database)
-        key = (str(database), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        found = _contents.get(key)
-        if found is None:
-            with open(database, "rb") as file:
-                found = _contents[key] = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DatabaseMissing(f"no database at {database} ({error.strerror})", "check the path or import the data") from None
+def content_identity(file: Identity) -> str:
+    """The SHA-256 of the file, in hex, computed once for each identity. Raises DatabaseMissing."""
+    found = _contents.get(file)
+    if found is None:
+        try:
+            with open(file[0], "rb") as data:
+                found = _contents[file] = hashlib.file_digest(data, "sha256").hexdigest()
+        except OSError as error:
+            raise DatabaseMissing(f"cannot read {file[0]} ({error.strerror})", "check the path or import the data") from None
     return found

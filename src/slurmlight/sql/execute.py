@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, Literal
 
 from slurmlight.errors import UserError
-from slurmlight.sql.guard import EXPANSIONS, QUADRATIC, STRICT, Guarded, Policy, connect
+from slurmlight.sql.guard import EXPANSIONS, PROGRESS_STEPS, QUADRATIC, QUADRATIC_STEPS, STRICT, Guarded, Policy, connect
 from slurmlight.sql.tokens import expansions, first_word
 
 Kind = Literal["rows", "error", "timeout", "too_large", "refused"]
@@ -69,12 +69,30 @@ class Result:
     seconds: float = 0.0
 
 
+type Identity = tuple[str, int, int, int]
+
+
+def identity(database: Path) -> Identity:
+    """Which file this is now: path, inode, size, modification time. Raises DatabaseMissing."""
+    path = str(database)
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise DatabaseMissing(f"no database at {database} ({error.strerror})", "check the path or import the data") from None
+    return path, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def execute(database: Path, sql: str, limits: Limits = DEFAULT) -> Result:
     """Run ``sql``. Raises DatabaseMissing or DatabaseBroken where the task, not the query, is at fault."""
-    key = _identity(database, limits.policy)
-    guarded = _borrow(key, database)
+    return execute_on(identity(database), sql, limits, limits.max_rows)
+
+
+def execute_on(file: Identity, sql: str, limits: Limits, max_rows: int) -> Result:
+    """``execute`` for a caller that knows the file's identity, with a row cap of its own."""
+    key = (file, limits.policy)
+    guarded = _borrow(key)
     try:
-        result = run_guarded(guarded, sql, limits)
+        result = run_guarded(guarded, sql, limits, max_rows)
     except BaseException:
         guarded.connection.close()
         raise
@@ -85,17 +103,20 @@ def execute(database: Path, sql: str, limits: Limits = DEFAULT) -> Result:
     return result
 
 
-def run_guarded(guarded: Guarded, sql: str, limits: Limits) -> Result:
+def run_guarded(guarded: Guarded, sql: str, limits: Limits, max_rows: int) -> Result:
     """Run ``sql`` on a connection that the caller keeps. Raises DatabaseBroken."""
-    start = guarded.begin(limits.timeout_s)
     lowered = sql.lower()
     if "with" in lowered and expansions(sql) > EXPANSIONS:
         return Result("too_large", message="nested common table expressions multiply", error="too_complex")
-    longest = min((size for name, size in QUADRATIC.items() if name in lowered), default=0)
+    longest = 0
+    for name, size in QUADRATIC.items():
+        if name in lowered:
+            longest = min(longest or size, size)
+    start = guarded.begin(limits.timeout_s, QUADRATIC_STEPS if longest else PROGRESS_STEPS)
     if longest:
         guarded.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
     try:
-        kind, columns, rows, error, message = _outcome(guarded, sql, limits)
+        kind, columns, rows, error, message = _outcome(guarded, sql, limits, max_rows)
     finally:
         if longest:
             guarded.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, guarded.policy.value_bytes)
@@ -105,9 +126,9 @@ def run_guarded(guarded: Guarded, sql: str, limits: Limits) -> Result:
 type _Outcome = tuple[Kind, tuple[str, ...], list[Row], str, str]
 
 
-def _outcome(guarded: Guarded, sql: str, limits: Limits) -> _Outcome:
+def _outcome(guarded: Guarded, sql: str, limits: Limits, max_rows: int) -> _Outcome:
     try:
-        return _fetch(guarded.connection, sql, limits)
+        return _fetch(guarded.connection, sql, limits.max_bytes, max_rows)
     except sqlite3.OperationalError as failure:
         if not str(failure).startswith("Could not decode to UTF-8"):
             return _failed(failure, guarded, sql)
@@ -116,14 +137,14 @@ def _outcome(guarded: Guarded, sql: str, limits: Limits) -> _Outcome:
     # Decoding in C is fast but strict; the few results with other bytes are worth a second run.
     guarded.connection.text_factory = partial(str, encoding="utf-8", errors=guarded.policy.decode_errors)
     try:
-        return _fetch(guarded.connection, sql, limits)
+        return _fetch(guarded.connection, sql, limits.max_bytes, max_rows)
     except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as failure:
         return _failed(failure, guarded, sql)
     finally:
         guarded.connection.text_factory = str
 
 
-def _fetch(connection: sqlite3.Connection, sql: str, limits: Limits) -> _Outcome:
+def _fetch(connection: sqlite3.Connection, sql: str, max_bytes: int, max_rows: int) -> _Outcome:
     cursor = connection.execute(sql)
     try:
         if cursor.description is None:
@@ -132,15 +153,15 @@ def _fetch(connection: sqlite3.Connection, sql: str, limits: Limits) -> _Outcome
         if columns[0] in _PLAN_COLUMNS and first_word(sql) == "EXPLAIN":  # the authorizer is not told of EXPLAIN
             return _not_a_query("EXPLAIN")
         rows: list[Row] = []
-        left = limits.max_bytes
+        left = max_bytes
         # One row at a time: a row can hold as much as columns x value limit, a batch of them would not fit in memory.
         for row in cursor:
             left -= sum(map(getsizeof, row))
             if left < 0:
-                return "too_large", (), [], "bytes", f"the result is larger than {limits.max_bytes} bytes"
+                return "too_large", (), [], "bytes", f"the result is larger than {max_bytes} bytes"
             rows.append(row)
-            if len(rows) > limits.max_rows:
-                return "too_large", (), [], "rows", f"the result has more than {limits.max_rows} rows"
+            if len(rows) > max_rows:
+                return "too_large", (), [], "rows", f"the result has more than {max_rows} rows"
         return "rows", columns, rows, "", ""
     finally:
         cursor.close()
@@ -163,7 +184,7 @@ def _failed(failure: Exception, guarded: Guarded, sql: str) -> _Outcome:
         if word not in _QUERY_WORDS:
             return _not_a_query(word)
         return "refused", (), [], "not_allowed", f"not allowed: {state.denied}"
-    if state.late:
+    if state.late or code == sqlite3.SQLITE_INTERRUPT:
         return "timeout", (), [], "timeout", "no result within the time limit"
     if "one statement at a time" in message:
         return "refused", (), [], "statements", "more than one statement"
@@ -195,28 +216,23 @@ def _error_name(message: str) -> str:
     return next((name for part, name in _ERROR_NAMES if part in message), "other")
 
 
-# Kept connections: a stack for each (path, file identity, policy). A replaced file has another identity, so another stack.
+# Kept connections: a stack for each file and policy. A replaced file has another identity, so another stack.
 
-type _Key = tuple[str, int, int, int, Policy]
+type _Key = tuple[Identity, Policy]
 
 _kept: dict[_Key, list[Guarded]] = {}
+_kept_count = 0
 _lock = threading.Lock()
 
 
-def _identity(database: Path, policy: Policy) -> _Key:
-    try:
-        stat = os.stat(database)
-    except OSError as error:
-        raise DatabaseMissing(f"no database at {database} ({error.strerror})", "check the path or import the data") from None
-    return str(database), stat.st_ino, stat.st_size, stat.st_mtime_ns, policy
-
-
-def _borrow(key: _Key, database: Path) -> Guarded:
+def _borrow(key: _Key) -> Guarded:
+    global _kept_count
     with _lock:
         stack = _kept.get(key)
         if stack:
+            _kept_count -= 1
             return stack.pop()
-    return _open(database, key[2], key[4])
+    return _open(Path(key[0][0]), key[0][2], key[1])
 
 
 def _open(database: Path, size: int, policy: Policy) -> Guarded:
@@ -235,29 +251,31 @@ def _open(database: Path, size: int, policy: Policy) -> Guarded:
 
 
 def _give_back(key: _Key, guarded: Guarded) -> None:
+    global _kept_count
     with _lock:
         _kept.setdefault(key, []).append(guarded)
-        surplus = sum(map(len, _kept.values())) - KEPT_CONNECTIONS if len(_kept) > 1 else 0
-        while surplus > 0:
-            oldest = next(iter(_kept))
-            for old in _kept.pop(oldest):
+        _kept_count += 1
+        while _kept_count > KEPT_CONNECTIONS:
+            for old in _kept.pop(next(iter(_kept))):
                 old.connection.close()
-                surplus -= 1
+                _kept_count -= 1
 
 
 def close_all() -> None:
     """Close the kept connections of this process."""
+    global _kept_count
     with _lock:
         for stack in _kept.values():
             for guarded in stack:
                 guarded.connection.close()
         _kept.clear()
+        _kept_count = 0
 
 
 def _forget() -> None:
     """In a forked child: the parent's connections are not ours to use."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _kept_count
+    _lock, _kept_count = threading.Lock(), 0
     _kept.clear()
 
 
