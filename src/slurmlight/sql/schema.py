@@ -64,24 +64,33 @@ def _read(database: str, _mtime: int, _size: int) -> Schema:
                 "ORDER BY rowid"
             ).fetchall()
             steps = [_READ_STEPS // 1000]
-            schema = tuple(_table(connection, name, kind == "table", steps) for name, kind in names)
+            tables = [_table(connection, name, steps) if kind == "table" else _view(connection, name) for name, kind in names]
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise SchemaError(f"database {database} cannot be read ({error})") from None
+    schema = tuple(table for table in tables if table)
     if not schema:
         raise SchemaError(f"database {database} has no table")
     return schema
 
 
-def _table(connection: sqlite3.Connection, name: str, sampled: bool, steps: list[int]) -> Table:
-    columns = []
-    for _, column, kind, _, _, primary in connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall():
-        samples = _samples(connection, name, column, steps) if sampled else ()
-        columns.append(Column(column, kind or "", bool(primary), samples))
+def _table(connection: sqlite3.Connection, name: str, steps: list[int]) -> Table:
+    columns = tuple(
+        Column(column, kind or "", bool(primary), _samples(connection, name, column, steps))
+        for _, column, kind, _, _, primary in connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+    )
     keys = connection.execute(f"PRAGMA foreign_key_list({_quoted(name)})").fetchall()
-    foreign = tuple(sorted((str(key[3]), str(key[2]), str(key[4] or "")) for key in keys))
-    return Table(name, tuple(columns), foreign)
+    return Table(name, columns, tuple(sorted((str(key[3]), str(key[2]), str(key[4] or "")) for key in keys)))
+
+
+def _view(connection: sqlite3.Connection, name: str) -> Table | None:
+    """Names and types only: a view's rows may be costly. None for a view of tables that are gone, which no query can use."""
+    try:
+        rows = connection.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+    except sqlite3.OperationalError:
+        return None
+    return Table(name, tuple(Column(row[1], row[2] or "", False, ()) for row in rows), ())
 
 
 def _samples(connection: sqlite3.Connection, table: str, column: str, steps: list[int]) -> tuple[str, ...]:
@@ -140,9 +149,10 @@ def schema_text(schema: Schema, budget: int, question: str = "") -> str:
     shown: set[tuple[str, str]] = set()
     for table, column in _by_relevance(schema, question):
         cost = estimate(_sample_text(column)) + 1
-        if cost <= left:
-            shown.add((table.name, column.name))
-            left -= cost
+        if cost > left:
+            break
+        shown.add((table.name, column.name))
+        left -= cost
     return "\n".join([*(_line(table, types, shown) for table in schema), *keys])
 
 
@@ -191,9 +201,9 @@ def _by_relevance(schema: Schema, question: str) -> list[tuple[Table, Column]]:
 
 
 def _stems(text: str) -> set[str]:
-    """Lower-case words without a plural s; names are cut at underscores and capitals."""
+    """Lower-case words without a plural's ending; names are cut at underscores and capitals."""
     words = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).lower()
-    return {word.rstrip("s") for word in re.findall(r"[^\W_]+", words) if len(word) > 1}
+    return {re.sub(r"ies$", "y", word).rstrip("s") for word in re.findall(r"[^\W_]+", words) if len(word) > 1}
 
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
