@@ -36,7 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         build()(args=list(arguments) if arguments is not None else None)
     except UserError as error:
-        print(f"slurmlight: {error}", file=sys.stderr)
+        from slurmlight.secrets import redact
+
+        print(f"slurmlight: {redact(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

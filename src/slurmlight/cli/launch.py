@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from typing import Annotated
 
@@ -46,11 +47,13 @@ def launch(
     from slurmlight import launching, presets
     from slurmlight.plan import run_name
     from slurmlight.secrets import forwarded_names
+    from slurmlight.tracking.swanlab_mode import choose_mode
 
     overrides = list(set_ or []) + ([f"engine.stack={stack}"] if stack else [])
     flags = {"job.nodes": nodes, "job.gpus": gpus, "job.time": time}
     overrides += [f"{key}={value}" for key, value in flags.items() if value is not None]
     chosen = presets.load(preset, overrides)
+    choose_mode(chosen.trainer.logger, os.environ)  # what SwanLab would refuse on the node is refused here
     run_name(name or chosen.name)
     where, why = launching.choose_cluster(cluster.value, chosen, partition, dry_run)
     asked = {"partition": partition, "account": account, "qos": qos, "constraint": constraint, "exclude": exclude}
@@ -91,7 +94,9 @@ def batch(
 ) -> None:
     """Train inside a job that sbatch started already (slurm/train.sbatch): what launch submits, without submitting."""
     from slurmlight import launching, presets
+    from slurmlight.tracking.swanlab_mode import choose_mode
 
     overrides = list(set_ or []) + ([f"engine.stack={stack}"] if stack else [])
     chosen = presets.load(preset, overrides)
+    choose_mode(chosen.trainer.logger, os.environ)  # what SwanLab would refuse on the node is refused here
     raise typer.Exit(launching.run_here(chosen, name, {"image": image, "runtime": runtime}))

@@ -16,6 +16,7 @@ import msgspec
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.presets.rules import check, warnings
 from slurmlight.presets.schema import Preset
+from slurmlight.secrets import is_secret_name, redact
 
 __all__ = ["Preset", "from_json", "load", "names", "resolve", "to_json", "warnings"]
 
@@ -86,8 +87,8 @@ def _deep_copy(table: Mapping[str, Any]) -> dict[str, Any]:
 def _override(table: dict[str, Any], text: str) -> None:
     key, separator, raw = text.partition("=")
     if not separator or not key:
-        raise UserError(f"override '{text}' has no value", "write it as key=value, for instance trainer.save_freq=5")
-    if key.split(".")[0] in ("env", "environment"):
+        raise UserError(f"override '{redact(text)}' has no value", "write it as key=value, for instance trainer.save_freq=5")
+    if key.split(".")[0] in ("env", "environment") or is_secret_name(key.rpartition(".")[2]):
         raise UserError(f"override '{key}' would put a value of the environment on the command line", "export it instead")
     if key.startswith("verl."):
         table.setdefault("verl", {})[key.removeprefix("verl.")] = _value(raw)

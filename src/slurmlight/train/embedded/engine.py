@@ -106,8 +106,6 @@ class _Attempt:
         self.save_seconds = 0.0
 
     def _resume(self) -> Resume:
-        if self.preset.trainer.resume_mode == "disable" and self.run.attempt == 1:
-            return Resume(0, None)
         resume = resume_point(self.folder.path, world_size=1)
         for note in resume.notes:
             print(note, flush=True)
