@@ -59,7 +59,8 @@ def from_json(value: Mapping[str, Any]) -> Preset:
         raise explain(str(error), value) from None
 
 
-def _table(name: str) -> dict[str, Any]:
+def _table(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The keys of a preset, those of its base under them; ``above`` are the presets that start from it."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if path.parent == FOLDER and path.stem not in names():
         raise unknown_name("preset", name, names())
@@ -67,10 +68,16 @@ def _table(name: str) -> dict[str, Any]:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"preset file {path} does not exist", f"give one of {', '.join(names())} or a TOML file") from None
+    except OSError as error:
+        raise UserError(f"preset file {path} cannot be read ({error.strerror})", "give a TOML file you may read") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"preset file {path} is not TOML ({error})", "correct that line") from None
     base = table.pop("base", None)
-    return _merge(_table(base), table) if base else table
+    if base is None:
+        return table
+    if not isinstance(base, str) or base in (*above, name):
+        raise UserError(f"preset {name} has base = {base!r}", 'name another preset, for instance base = "qwen"')
+    return _merge(_table(base, (*above, name)), table)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,230 @@
+"""Presets: exact values, typed overrides, and combinations refused with their reason (cases O-01 to O-11, O-14)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from slurmlight import presets
+from slurmlight.errors import UserError
+from slurmlight.presets.describe import keys, value
+from slurmlight.tracking.swanlab_mode import choose_mode, run_id
+from tests.shared import REPOSITORY
+
+DOCUMENTED_RUN: dict[str, Any] = {
+    "engine.name": "verl",
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.use_kl_in_reward": False,
+    "data.train_files": "data/train_spider.parquet",
+    "data.val_files": "data/test_dev_500.parquet",
+    "data.train_batch_size": 32,
+    "data.max_prompt_length": 4096,
+    "data.max_response_length": 2048,
+    "data.truncation": "error",
+    "actor_rollout_ref.rollout.name": "vllm",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": 4,
+    "actor_rollout_ref.rollout.multi_turn.format": "hermes",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.6,
+    "actor_rollout_ref.rollout.enable_auto_tool_choice": True,
+    "actor_rollout_ref.rollout.tool_call_parser": "hermes",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 4,
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_high": 0.3,
+    "actor_rollout_ref.actor.fsdp_config.param_offload": False,
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload": False,
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
+    "actor_rollout_ref.model.path": "models/Qwen3-1.7B",
+    "actor_rollout_ref.model.use_remove_padding": True,
+    "actor_rollout_ref.model.enable_gradient_checkpointing": True,
+    "job.gpus": 4,
+    "job.nodes": 1,
+    "trainer.val_before_train": True,
+    "trainer.logger": ["console", "swanlab"],
+    "trainer.project_name": "Qwen3-1.7B-AgenticRL",
+    "trainer.experiment_name": "spider",
+    "trainer.test_freq": 32,
+    "trainer.total_epochs": 2,
+    "trainer.total_training_steps": None,
+    "trainer.save_freq": 10,
+    "trainer.resume_mode": "auto",
+    "runner.n_runners": 32,
+}
+
+
+def refused(*overrides: str, preset: str = "qwen") -> str:
+    with pytest.raises(UserError) as raised:
+        presets.load(preset, overrides)
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_qwen_carries_the_documented_run_exactly() -> None:
+    preset = presets.load("qwen")
+    assert {key: value(preset, key) for key in DOCUMENTED_RUN} == DOCUMENTED_RUN
+
+
+def test_fast_is_qwen_for_one_step_on_a_hundred_rows() -> None:
+    fast, qwen = presets.load("fast"), presets.load("qwen")
+    changed = {key.name for key in keys() if value(fast, key.name) != value(qwen, key.name)}
+    assert changed == {
+        *("name", "about", "job.time", "data.val_files"),
+        *("trainer.total_training_steps", "trainer.total_epochs", "trainer.save_freq"),
+    }
+    assert (fast.data.val_files, fast.trainer.total_training_steps) == ("data/test_dev.parquet", 1)
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_a_preset_survives_its_json(name: str) -> None:
+    preset = presets.load(name)
+    assert presets.from_json(json.loads(json.dumps(presets.to_json(preset)))) == preset
+
+
+def test_o01_an_unknown_preset_lists_all_and_suggests_the_nearest() -> None:
+    told = refused(preset="qwen-1.5")
+    assert "did you mean qwen" in told and all(name in told for name in presets.names())
+
+
+def test_o02_an_unknown_key_suggests_the_nearest() -> None:
+    told = refused("actor_rollout_ref.actor.optimm.lr=1e-6")
+    assert "optimm" in told and "did you mean optim" in told and "actor_rollout_ref.actor" in told
+
+
+def test_o03_numbers_stay_numbers(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('base = "qwen"\n[actor_rollout_ref.actor.optim]\nlr = 1e-6\n')
+    for preset in (presets.load(str(own)), presets.load("qwen", ["actor_rollout_ref.actor.optim.lr=1e-6"])):
+        assert preset.actor_rollout_ref.actor.optim.lr == 0.000001
+    assert presets.load("qwen", ["verl.trainer.nccl_timeout=600"]).verl == {"trainer.nccl_timeout": 600}
+
+
+def test_o04_a_batch_below_the_mini_batch() -> None:
+    told = refused("data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=32")
+    assert "train_batch_size=16" in told and "ppo_mini_batch_size=32" in told
+
+
+def test_o05_rows_that_do_not_divide_among_the_gpus() -> None:
+    told = refused("data.train_batch_size=6", "actor_rollout_ref.actor.ppo_mini_batch_size=6", "actor_rollout_ref.rollout.n=3")
+    assert "18 is not divisible by 4" in told
+
+
+def test_o06_grpo_needs_a_group() -> None:
+    told = refused("actor_rollout_ref.rollout.n=1")
+    assert "n=1" in told and "grpo" in told and "2 or more" in told
+
+
+def test_o07_weights_that_would_never_be_synced() -> None:
+    told = refused("actor_rollout_ref.rollout.free_cache_engine=False")
+    assert "free_cache_engine=False" in told and "verl 0.5.0" in told and "base" in told
+    assert presets.load("qwen", ["engine.stack=current", "actor_rollout_ref.rollout.free_cache_engine=False"])
+
+
+def test_o08_lora_on_the_seed_stack_names_the_pair() -> None:
+    told = refused("actor_rollout_ref.model.lora_rank=8")
+    assert "verl 0.5.0" in told and "vllm 0.10.2" in told
+    assert presets.load("qwen", ["engine.stack=current", "actor_rollout_ref.model.lora_rank=8"])
+
+
+def test_o09_requeue_without_checkpoints() -> None:
+    assert "nothing to resume from" in refused("trainer.save_freq=-1")
+    assert presets.load("qwen", ["trainer.save_freq=-1", "job.requeue=false"])
+
+
+def test_o10_a_signal_that_would_come_at_the_start() -> None:
+    told = refused("job.time=2", "job.signal_lead_s=120")
+    assert "job.time=2" in told and "120" in told
+
+
+def test_o11_a_run_id_that_swanlab_refuses(tmp_path: Path) -> None:
+    logger = ["console", "swanlab"]
+    with pytest.raises(UserError, match=r"21 characters.*the kit makes one"):
+        choose_mode(logger, {"SWANLAB_RUN_ID": "my-run"})
+    with pytest.raises(UserError, match="cloud mode only"):
+        choose_mode(logger, {"SWANLAB_MODE": "offline", "SWANLAB_RESUME": "must"})
+    made = run_id(tmp_path, {})
+    assert len(made) == 21 and set(made) <= set("abcdefghijklmnopqrstuvwxyz0123456789")
+    assert run_id(tmp_path, {}) == made, "kept in the run folder"
+
+
+def test_high_gpu_memory_on_the_seed_stack_warns() -> None:
+    assert presets.warnings(presets.load("qwen")) == []
+    (warning,) = presets.warnings(presets.load("qwen", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]))
+    assert "0.8" in warning and "step 55" in warning
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.save_freq=often", ("trainer.save_freq", "often", "default 10")),
+        ("actor_rollout_ref.rollout.gpu_memory_utilization=1.5", ("gpu_memory_utilization", "1.5", "0.6")),
+        ("data.truncation=cut", ("data.truncation", "cut", "middle")),
+        ("trainer.logger.x=1", ("trainer.logger.x", "not a section")),
+        ("trainer=1", ("trainer",)),
+        ("nonsense", ("has no value", "key=value")),
+        ("job.time=soon", ("soon", "HH:MM:SS")),
+        ("=5", ("has no value",)),
+    ],
+)
+def test_a_wrong_value_is_told_with_the_rule_and_the_default(override: str, words: tuple[str, ...]) -> None:
+    told = refused(override)
+    assert [word for word in words if word not in told] == []
+
+
+def test_a_preset_file_with_faults_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    assert "does not exist" in refused(preset=str(own))
+    own.write_text("base = ")
+    assert "is not TOML" in refused(preset=str(own))
+    own.write_bytes(b"\xff\xfe")
+    assert "is not TOML" in refused(preset=str(own))
+    own.write_text('name = "x"\n')
+    assert "has no" in refused(preset=str(own))
+
+
+@pytest.mark.parametrize("base", ['"qwenn"', '"own.toml"', "5", '"folder.toml"'])
+def test_a_preset_file_on_a_wrong_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "own.toml").write_text(f"base = {base}\n")
+    assert base.strip('"') in refused(preset="own.toml")
+
+
+def test_every_key_says_what_it_means_and_where_it_comes_from() -> None:
+    assert not [key.name for key in keys() if not key.about or "[" not in key.about]
+
+
+def cli(*arguments: str) -> str:
+    from slurmlight.cli.presets import register
+
+    app = typer.Typer()
+    register(app)
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_the_printed_preset_is_a_preset(name: str, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(cli(name))
+    assert presets.load(str(own)) == presets.load(name)
+
+
+def test_the_command_lists_presets_and_documents_keys() -> None:
+    assert set(json.loads(cli("--json"))) == set(presets.names())
+    assert all(name in cli() for name in presets.names())
+    rows = {row["name"]: row for row in json.loads(cli("qwen", "--json"))}
+    assert rows["trainer.save_freq"]["value"] == 10 and "checkpoints" in rows["trainer.save_freq"]["about"]
+
+
+def test_the_documentation_is_that_of_this_schema() -> None:
+    assert (REPOSITORY / "docs/presets.md").read_text() == cli("--markdown")
