@@ -149,7 +149,7 @@ def _fetch(connection: sqlite3.Connection, sql: str, max_bytes: int, max_rows: i
     try:
         if cursor.description is None:
             return _not_a_query(first_word(sql))
-        columns = tuple(column[0] for column in cursor.description)
+        columns = tuple([column[0] for column in cursor.description])
         if columns[0] in _PLAN_COLUMNS and first_word(sql) == "EXPLAIN":  # the authorizer is not told of EXPLAIN
             return _not_a_query("EXPLAIN")
         rows: list[Row] = []

@@ -67,8 +67,6 @@ def top_level(sql: str) -> list[Token]:
 
 
 _QUOTED = re.compile(r"""('[^']*'|"[^"]*"|`[^`]*`)""")
-_SPACE = re.compile(r"[ \t\n\f\r]+")
-_AROUND = re.compile(r" ?([,()]) ?")
 
 
 def canonical(sql: str) -> str:
@@ -76,11 +74,17 @@ def canonical(sql: str) -> str:
 
     Cheap (a few microseconds), so it gives up and returns ``sql`` where that would take a tokenizer.
     """
-    if "--" in sql or "/*" in sql or "[" in sql or not sql.isascii():
+    one_line = sql.replace("\n", " ").replace("\t", " ").replace("\r", " ")
+    if "--" in sql or "/*" in sql or "[" in sql or not (one_line.isascii() and one_line.isprintable()):
         return sql
     parts = _QUOTED.split(sql)
-    parts[::2] = [_AROUND.sub(r"\1", _SPACE.sub(" ", part.lower())) for part in parts[::2]]
-    return "".join(parts).strip(" ").removesuffix(";").rstrip(" ")
+    for at in range(0, len(parts), 2):
+        part = parts[at]
+        # a blank next to a quote stays: x'00' is a BLOB, x '00' is a column and its alias
+        blanks = part[:1].isspace(), part[-1:].isspace()
+        text = " ".join(part.lower().split()).replace(" ,", ",").replace(", ", ",").replace(" )", ")").replace("( ", "(")
+        parts[at] = f"{' ' * blanks[0]}{text}{' ' * blanks[1]}" if text else part
+    return "".join(parts).strip().removesuffix(";").rstrip()
 
 
 def expansions(sql: str) -> int:
