@@ -227,6 +227,17 @@ def test_k14_a_disk_that_fills_up_leaves_the_old_ones(tmp_path: Path) -> None:
     assert resume_point(tmp_path, 1).step == 30
 
 
+def test_k15_a_finished_run_that_starts_again_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from slurmlight.train import main as payload
+
+    put(tmp_path, 50)
+    RunFolder(tmp_path).mark_finished(50, attempt=1)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert payload.main([str(tmp_path)]) == 0
+    assert "finished at step 50" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
 def test_too_little_room_is_found_before_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 30)
     usage = shutil.disk_usage(tmp_path)
