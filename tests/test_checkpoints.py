@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -227,14 +228,13 @@ def test_k14_a_disk_that_fills_up_leaves_the_old_ones(tmp_path: Path) -> None:
     assert resume_point(tmp_path, 1).step == 30
 
 
-def test_k15_a_finished_run_that_starts_again_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from slurmlight.train import main as payload
-
+def test_k15_a_finished_run_that_starts_again_does_nothing(tmp_path: Path) -> None:
     put(tmp_path, 50)
     RunFolder(tmp_path).mark_finished(50, attempt=1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert payload.main([str(tmp_path)]) == 0
-    assert "finished at step 50" in capsys.readouterr().out
+    command = [sys.executable, "-m", "slurmlight.train.main", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "finished at step 50" in done.stdout, done.stderr
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
