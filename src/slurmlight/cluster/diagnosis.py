@@ -1,16 +1,54 @@
-"""What an attempt's log says about its end, in the form the supervisor decides on."""
+"""From the end of an attempt to what the supervisor acts on: the log's finding, and what it changes for the next attempt."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from slurmlight.cluster import failures
+from slurmlight.cluster.failures import Finding
+from slurmlight.files import read_json, write_json
+from slurmlight.plan import JobPlan
+from slurmlight.runfolder import RunFolder
+
+TAIL_BYTES = 8 << 20  # of a log: the first cause is near the end unless it said much more than this after it
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    cause: str = ""
-    action: str = ""
-    hopeless: bool = False
+def diagnose(plan: JobPlan, log: str) -> Finding | None:
+    """The cause an attempt's ``log`` shows; None where it shows none."""
+    return failures.diagnose(log[-TAIL_BYTES:], first_step_s=plan.first_step_s, step_s=plan.step_s)
 
 
-def diagnose(log: str) -> Diagnosis:
-    return Diagnosis()
+def last_words(log: str) -> str:
+    """The last line in which the kit itself said what is wrong ("slurmlight: ..."); empty without one."""
+    lines = [line for line in log[-TAIL_BYTES:].splitlines() if line.startswith("slurmlight: ")]
+    return lines[-1].removeprefix("slurmlight: ") if lines else ""
+
+
+def adjust(run: RunFolder, finding: Finding, say: Callable[[str], None]) -> None:
+    """Change for the next attempt what ``finding`` asks to: RUN/adjustments.json, which the payload lays over its preset.
+
+    Raises OSError.
+    """
+    path = run.path / "adjustments.json"
+    now = read_json(path)
+    now = dict(now) if isinstance(now, dict) else {}
+    for key, change in finding.adjust.items():
+        before = now.get(key, _configured(run, key))
+        if not isinstance(before, int | float):
+            continue
+        after = failures.adjusted(float(before), change)
+        if after == before:
+            say(f"{key} is {before} already and not lowered further")
+            continue
+        now[key] = after
+        say(f"{finding.cause}: {key} {before} -> {after} from the next attempt on (adjustments.json)")
+    if finding.adjust:
+        write_json(path, now)
+
+
+def _configured(run: RunFolder, key: str) -> Any:
+    value: Any = read_json(run.config)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

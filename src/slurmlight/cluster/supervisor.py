@@ -15,19 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmlight import plan as plans
-from slurmlight.cluster import attempts, diagnosis, guard, preflight, processes
+from slurmlight.cluster import attempts, ends, guard, outcome, preflight, processes
 from slurmlight.cluster.attempts import Attempt, Log
-from slurmlight.cluster.decide import PEOPLE, Decision, End, Kind, decide
+from slurmlight.cluster.decide import PEOPLE, Decision, End, decide
+from slurmlight.cluster.ends import BAD_CONFIG, STOPPED
+from slurmlight.cluster.outcome import FAILED
 from slurmlight.cluster.payload import Payload
 from slurmlight.cluster.place import PREEMPTION, Place, Warning, here, job_here
 from slurmlight.errors import UserError
-from slurmlight.files import read_json, write_json
+from slurmlight.files import read_json
 from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder
 
 TICK_S = 1.0
-FAILED, BAD_CONFIG, STOPPED, INTERRUPTED = 1, 2, 75, 130  # 75: sysexits.h EX_TEMPFAIL, also the payload's "saved, go on later"
-BARREN_DEATHS = 3  # supervisors killed in a row without a step in between
 SECURE_S = 20.0  # so long before the time to save is over the requeue is asked for, saved or not
 AGAIN_S = 0.5  # two Ctrl-C closer than this are one (terminal and launcher both pass it on)
 RETRY_S = 1.0  # between attempts on this machine
@@ -46,7 +46,7 @@ def supervise(folder: Path | str) -> int:
             return 0
         job = job_here(plan.cluster, os.environ)
         with guard.own(run, job):
-            return guard.guard(lambda: Supervisor(run, plan, job).run(), lambda how: _give_up(run, job, how))
+            return guard.guard(lambda: Supervisor(run, plan, job).run(), lambda how: outcome.give_up(run, job, how))
     except UserError as error:
         print(f"slurmlight: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -68,7 +68,7 @@ class Supervisor:
             while True:
                 decision, end, log = self._attempt()
                 if decision.verdict != "requeue":
-                    return self._leave(decision, end)
+                    return outcome.write(self.run_folder, decision, end, at_once=self.at_once)
                 if not self.place.local:
                     return self._requeue(end, log)
                 time.sleep(RETRY_S)
@@ -84,16 +84,16 @@ class Supervisor:
         run = self.run_folder
         history = self._history()
         run.clear_stop()
-        outcome_path(run).unlink(missing_ok=True)
+        outcome.path(run).unlink(missing_ok=True)
         attempt, log = attempts.begin(
             run, job=self.place.job, node=self.place.node, restarts=self.place.restarts, mark=uuid.uuid4().hex
         )
         log.line(f"run {run.name}, job {self.place.job} on {self.place.node}, {time.strftime('%F %T %z')}")
         self._end_orphans(history, log)
         end, phases = self._start(attempt, log)
-        attempt = attempts.close(run, attempt, phases=phases, **_of(end))
-        end = _end(attempt, end)
-        mine = [_end(earlier) for earlier in history if earlier.job == self.place.job]
+        attempt = attempts.close(run, attempt, phases=phases, **ends.fields(end))
+        end = ends.with_steps(attempt, end)
+        mine = [ends.with_steps(earlier) for earlier in history if earlier.job == self.place.job]
         decision = decide(
             end,
             mine,
@@ -135,7 +135,12 @@ class Supervisor:
         finally:
             payload.look()  # the last beats
             payload.end(grace=0)
-        end = self._judge(payload.exit_code or 0, hung, log)
+        code = payload.exit_code or 0
+        log.phase("ended", f"exit code {code}")
+        asked = self.run_folder.stop_request()  # also one by `slurmlight cancel`
+        reason = self.warning.reason if self.warning else asked.reason if asked and not hung else ""
+        end = ends.judge(self.run_folder, self.plan, log, code=code, hung=hung, stop_reason=reason)
+        end = ends.wait_for_space(self.run_folder, end, log, self._sleep)
         return end, {name: round(seconds, 1) for name, seconds in payload.watchdog.phases.items()}
 
     def _watch(self, payload: Payload, log: Log) -> str:
@@ -194,39 +199,12 @@ class Supervisor:
             if self.place.requeue(log.line):
                 self.warning = replace(self.warning, coming_back=True)
 
-    def _judge(self, code: int, hung: str, log: Log) -> End:
-        """How the payload ended. Only the finish mark counts as finished, not exit code 0."""
-        asked = self.run_folder.stop_request()  # also one by `slurmlight cancel`
-        reason = self.warning.reason if self.warning else asked.reason if asked and not hung else ""
-        kind: Kind = (
-            "finished" if self.run_folder.finished()
-            else "hang" if hung
-            else {STOPPED: "stopped", BAD_CONFIG: "bad config", 0: "unfinished"}.get(code, "crash")
-        )  # type: ignore[assignment]  # fmt: skip
-        log.phase("ended", f"exit code {code}")
-        if kind in ("finished", "stopped"):
-            return End(kind, stop_reason=reason, exit_code=code)
-        found = diagnosis.diagnose(log.text())
-        return End(
-            kind, stop_reason=reason, exit_code=code, cause=found.cause or hung, action=found.action, hopeless=found.hopeless
-        )
-
-    def _leave(self, decision: Decision, end: End) -> int:
-        """The job ends here: say so in outcome.json and in one line."""
-        person = end.stop_reason in PEOPLE
-        state = "finished" if decision.verdict == "done" else "stopped" if person else "failed"
-        text = f"run {self.run_folder.name} {state} at step {end.step}"
-        if state == "finished":
-            code = 0
-        else:
-            text += f": {decision.why}" + (f"; {decision.action}" if decision.action else "")
-            code = STOPPED if person else BAD_CONFIG if end.kind == "bad config" else FAILED
-            code = INTERRUPTED if self.at_once else code
-        outcome = {"state": state, "cause": decision.why, "action": decision.action, "code": code}
-        with suppress(OSError):
-            write_json(outcome_path(self.run_folder), outcome | {"step": end.step, "time": time.time()})
-        print(f"slurmlight: {text}", file=sys.stderr, flush=True)
-        return code
+    def _sleep(self, seconds: float) -> bool:
+        """False where a signal ended the wait: it is then the job's warning."""
+        event = signal.sigtimedwait(guard.SIGNALS, seconds)
+        if event:
+            self.warning = self.place.on_signal(event.si_signo)
+        return event is None
 
     def _requeue(self, end: End, log: Log) -> int:
         """Under Slurm: have the job come back. TERM follows at once; exiting before it would end the job instead."""
@@ -234,38 +212,11 @@ class Supervisor:
             return STOPPED
         log.phase("requeue")
         if not self.place.requeue(log.line):
-            return self._leave(Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end)
+            return outcome.write(
+                self.run_folder, Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end
+            )
         signal.sigtimedwait({signal.SIGTERM}, 60.0)
         return STOPPED
-
-
-def outcome_path(run: RunFolder) -> Path:
-    return run.path / "outcome.json"
-
-
-def _of(end: End) -> dict[str, object]:
-    return {"kind": end.kind, "stop_reason": end.stop_reason, "cause": end.cause, "exit_code": end.exit_code}
-
-
-def _end(attempt: Attempt, end: End | None = None) -> End:
-    """An attempt's end with what its record knows of steps."""
-    end = end or End(attempt.kind, stop_reason=attempt.stop_reason, exit_code=attempt.exit_code, cause=attempt.cause)  # type: ignore[arg-type]
-    step = attempt.complete_step if attempt.last_step is None else attempt.last_step
-    return replace(end, step=step, made_step=attempt.steps > 0, complete_step=attempt.complete_step)
-
-
-def _give_up(run: RunFolder, job: str, how: str) -> bool:
-    """Called by the guard when a supervisor was killed: whether that has happened too often without a step."""
-    mine = [attempt for attempt in attempts.close_lost(run, attempts.load(run)) if attempt.job == job]
-    if mine:
-        Log(attempts.log_path(run, mine[-1].attempt), mine[-1].started).phase("guard", how)
-    last = mine[-BARREN_DEATHS:]
-    hopeless = not mine or (len(last) == BARREN_DEATHS and all(one.kind == attempts.LOST and not one.steps for one in last))
-    if hopeless:
-        action = "see what kills it (memory?), then launch the same run again"
-        write_json(outcome_path(run), {"state": "failed", "cause": how, "action": action, "step": 0, "time": time.time()})
-        print(f"slurmlight: {how} {len(last)} times without a step; {action}", file=sys.stderr, flush=True)
-    return hopeless
 
 
 def _plan(run: RunFolder) -> JobPlan:
