@@ -15,6 +15,7 @@ from slurmlight.cluster import guard, slurm
 from slurmlight.files import read_json
 from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder, Status
+from slurmlight.secrets import redact
 
 POLL_S = 0.3
 SLURM_POLL_S = 10.0
@@ -54,7 +55,7 @@ class LogTail:
             return []
         whole = len(data) if to_the_end else data.rfind(b"\n") + 1
         self.offset += whole
-        return data[:whole].decode(errors="replace").splitlines()
+        return redact(data[:whole].decode(errors="replace")).splitlines()
 
     def _log(self, attempt: int) -> Path:
         return self.run.attempt(attempt) / "log.txt"

@@ -26,9 +26,9 @@ _HARMLESS_VALUE = re.compile(r"^(?:true|false|yes|no|on|off|none|null|\d{1,5})$"
 
 # scheme://user:password@host; with http(s) a user alone may be a token. Greedy: a password may hold an @.
 # docker://image:tag@sha256:... is no user.
-_URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>[^\s/?#\"'<>]*)@(?!sha256:)")
+_URL_USER = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/?#\"'<>]*)@(?!sha256:)")
 _ASSIGNED = re.compile(
-    r"(?P<name>\b[A-Za-z][A-Za-z0-9_]*)(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>(?:Bearer |Basic )?[^\s\"',;)}\]]+)"
+    r"(?P<name>\b[A-Za-z][A-Za-z0-9_]*+)(?P<sep>[\"']?\s*[=:]\s*[\"']?)(?P<value>(?:Bearer |Basic )?[^\s\"',;)}\]]+)"
 )
 _SHAPE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16}"
