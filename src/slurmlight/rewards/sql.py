@@ -36,8 +36,11 @@ class Unscorable(Exception):
     """
 
     def __init__(self, kind: str, message: str) -> None:
-        self.kind = kind
-        super().__init__(f"{kind}: {message}")
+        self.kind, self.message = kind, message
+        super().__init__(kind, message)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
 
 
 @dataclass(frozen=True)
