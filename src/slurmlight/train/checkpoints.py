@@ -103,7 +103,7 @@ def choose(checkpoints: Sequence[Checkpoint], world_size: int, tracker: str | No
             raise UserError(*_none_complete(checkpoints))
         if tracker is not None:
             raise UserError(
-                f"{TRACKER} says '{tracker.strip()}' but no checkpoint is here",
+                f"{TRACKER} {_wording(tracker, _tracked(tracker))} but no checkpoint is here",
                 "put the checkpoints back, or start over with 'launch --fresh' (moves this run aside)",
             )
         return Resume(0, None)
@@ -118,7 +118,7 @@ def choose(checkpoints: Sequence[Checkpoint], world_size: int, tracker: str | No
     if notes:
         notes.append(f"falling back to step {newest.step}, the newest complete one")
     if (said := _tracked(tracker)) != newest.step:
-        notes.append(f"{TRACKER} {_wording(tracker, said)}; the newest complete checkpoint is step {newest.step}: repaired")
+        notes.append(f"{TRACKER} {_wording(tracker, said)}: a resume sets it to {newest.step}, the newest complete step")
     return Resume(newest.step, newest.path, tuple(notes))
 
 
@@ -186,7 +186,7 @@ def _none_complete(checkpoints: Sequence[Checkpoint]) -> tuple[str, str]:
 
 def _tracked(tracker: str | None) -> int | None:
     text = (tracker or "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 def _wording(tracker: str | None, said: int | None) -> str:

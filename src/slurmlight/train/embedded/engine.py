@@ -97,7 +97,7 @@ class _Attempt:
         self.order = DataOrder(len(self.splits["train"]), preset.data.train_batch_size, preset.engine.seed)
         self.total = preset.trainer.total_training_steps or self.order.steps_per_epoch * preset.trainer.total_epochs
         self.actor = Actor(preset)
-        self.step = self.saved = self._load(resume.path) if resume.path else 0
+        self.step = self.saved = self._load(resume.path, resume.step) if resume.path else 0
         self.report.start(self.step, self.total)
         self.results = Results(self.folder)
         self._start_processes()
@@ -125,7 +125,10 @@ class _Attempt:
         )
         self.usage = Usage(self.policy, service)
 
-    def _load(self, path: Path) -> int:
+    def _load(self, path: Path, step: int) -> int:
+        if not (path / "data.pt").exists():  # a person accepted the step without it: slurmlight checkpoints --accept
+            self.actor.load(path / "actor")
+            return step
         data = torch.load(path / "data.pt", weights_only=True)
         if data["seed"] != self.preset.engine.seed or data["size"] != self.order.size:
             raise UserError(
