@@ -2,7 +2,7 @@
 # Both make .venv first (make setup), from the hashed lock; a second call costs nothing.
 PY := .venv/bin/python
 
-.PHONY: setup tiny test lint lock bench-tiny bench-sql bench-slurm
+.PHONY: setup tiny test lint lock image stack-lock lock-check bench-tiny bench-sql bench-slurm
 
 setup: .venv/.setup
 
@@ -26,3 +26,15 @@ bench-tiny bench-sql bench-slurm: setup
 lock:
 	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --no-annotate --extra train --extra dev \
 	    $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) pyproject.toml -o requirements.lock
+
+# The pinned images and their locks (docs/images.md): make image STACK=seed, make stack-lock STACK=seed (needs uv),
+# make lock-check (on demand: installs 20 GB).
+STACK ?= seed
+image: setup
+	@.venv/bin/slurmlight image build $(STACK) $(IMAGE_OPTIONS)
+
+stack-lock:
+	@scripts/stack-lock.sh $(STACK)
+
+lock-check:
+	@scripts/lock-check.sh

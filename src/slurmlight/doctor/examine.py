@@ -119,7 +119,8 @@ def _gpus(what: Subject) -> Iterator[Finding]:
 
 
 def _machine(what: Subject) -> Iterator[Finding]:
-    if what.stack in ("seed", "current"):
+    """Limits of this node count where the job runs: for a run, or inside a job (an image is built under others)."""
+    if what.stack in ("seed", "current") and (what.plan or "SLURM_JOB_ID" in os.environ):
         yield from machine.check_machine(machine.machine(), what.plan.nodes if what.plan else 1)
 
 
