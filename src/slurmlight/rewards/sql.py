@@ -27,6 +27,7 @@ Evaluator = Literal["strict", "official"]
 EVALUATORS: tuple[Evaluator, ...] = ("strict", "official")
 CACHED_VALUES = 5_000_000  # values of gold results kept per process, the least recently used go first
 REMEMBERED_OUTCOMES = 100_000
+IN_TIES = "in another order within ties"
 
 
 class Unscorable(Exception):
@@ -172,7 +173,7 @@ def _strict(file: Identity, gold: _Gold, pred: Result, limits: Limits) -> tuple[
         return "rows", "the rows differ"
     groups = _ties(file, gold, limits)
     if groups and same(gold.rows, pred.rows, groups):
-        return "match", "in another order within ties"
+        return "match", IN_TIES
     return "order", "the same rows in another order"
 
 
