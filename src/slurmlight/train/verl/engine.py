@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,17 @@ from typing import Any
 from slurmlight.errors import UserError
 from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
+from slurmlight.train import modelfolder
 from slurmlight.train.checkpoints import Resume, clean_up, resume_point
 from slurmlight.train.embedded.prepare import load_splits, make_tiny
 from slurmlight.train.embedded.report import Reporter
 from slurmlight.train.engine import Outcome, TrainingRun
+from slurmlight.train.rollouts.gateway import GatewayApi
 from slurmlight.train.rollouts.service import RolloutService
 from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.saving import Retention, prune, saving
 from slurmlight.train.verl import environment
+from slurmlight.train.verl.gpus import idle_gpus
 
 
 class VerlEngine:
@@ -34,6 +37,17 @@ class VerlEngine:
             return _Attempt(run, scratch, stack).train()
 
 
+class _Ended:
+    """Each call: the episodes that ended since the call before."""
+
+    def __init__(self, api: GatewayApi) -> None:
+        self.api, self.cursor = api, 0
+
+    def __call__(self) -> Iterable[str]:
+        ended, self.cursor = self.api.ended(self.cursor)
+        return ended
+
+
 class _Attempt:
     def __init__(self, run: TrainingRun, scratch: Path, stack: ExitStack) -> None:
         self.run, self.preset, self.scratch, self.stack = run, run.preset, scratch, stack
@@ -41,11 +55,14 @@ class _Attempt:
         self.world_size = max(self.gpus, 1) * self.nodes
         self.report = Reporter(run)
         self.tracker: Tracker | None = None
+        self.looked = False
 
     def train(self) -> Outcome:
         resume = self._resume()
         self.report.beat("start")
         train, val = self._rows()
+        for line in modelfolder.check(Path(self.preset.actor_rollout_ref.model.path)):
+            print(f"model: {line}", flush=True)
         caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
         own = environment.gpu(caches) if self.gpus else environment.cpu(self.scratch, self.preset.engine.threads)
         environment.apply(environment.COMMON | own)
@@ -79,7 +96,7 @@ class _Attempt:
 
         preset, folder = self.preset, self.run.folder
         settings = config.build(preset, folder=folder.path, gpus=self.gpus, nodes=self.nodes)
-        start.check(settings)
+        start.check(settings, self.gpus)
         service = self.stack.enter_context(RolloutService(folder.path, preset, folder.attempt(self.run.attempt)))
         settings.agentlightning.agl_base_url, settings.agentlightning.agl_key = service.url, service.key
         if resume.path:
@@ -94,17 +111,24 @@ class _Attempt:
             seed=preset.engine.seed,
             timeout_s=preset.runner.rollout_timeout_s,
             max_failed_share=preset.runner.max_failed_share,
-            validate_first=preset.trainer.val_before_train and self.run.attempt == 1,
+            validate_first=self._validate_first(resume),
         )
         hooks = Hooks(
             beat=self._beat,
             log=self._log,
             stop=self._stop_asked,
             alive=service.check,
+            ended=_Ended(service.gateway.api),
             episode_ended=service.pool.episode_ended,
             save=self._save,
         )
         return trainer.prepare(hooks, rules, resume).run()
+
+    def _validate_first(self, resume: Resume) -> bool:
+        """Before the first step of a run, once: an attempt that ended after that validation has left its row."""
+        trainer = self.preset.trainer
+        known = any(row[STEP] == 0 for row in self.run.folder.metric_rows())
+        return trainer.val_before_train and trainer.test_freq > 0 and resume.step == 0 and not known
 
     # what the trainer calls
 
@@ -117,6 +141,10 @@ class _Attempt:
         row = {STEP: step} | {name: value for name in metrics if (value := number(metrics, name)) is not None}
         self.tracker.log(row)
         self.report.note_row(row, self.tracker.seconds_per_step)
+        if step and not self.looked:
+            self.looked = True
+            for line in idle_gpus(self.gpus):
+                self.tracker.say(f"warning: {line}")
 
     def _stop_asked(self) -> bool:
         request = self.run.folder.stop_request()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
+import torch
 from agentlightning.verl.dataset import LoadedDataset
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
@@ -27,8 +29,10 @@ TRIES = 4  # of starting Ray
 JOIN_S = 300.0  # for the nodes of a job to form one cluster
 
 
-def check(config: DictConfig) -> None:
-    """verl's own checks, before anything is started. Raises UserError with verl's words."""
+def check(config: DictConfig, gpus: int) -> None:
+    """verl's own checks, before anything is started. Raises UserError with verl's words, or for GPUs that are not there."""
+    if gpus > (there := torch.cuda.device_count()) and "SLURMLIGHT_RAY_NODES" not in os.environ:
+        raise UserError(f"job.gpus={gpus} but this machine shows {there}", "ask for fewer, or see why nvidia-smi shows less")
     OmegaConf.resolve(config)
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
@@ -36,7 +40,7 @@ def check(config: DictConfig) -> None:
         raise UserError(f"verl refuses this configuration ({error})", "correct the preset") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def ray_session(scratch: Path, variables: Mapping[str, str], gpus: int, cpus: int) -> Iterator[None]:
     """Ray on this machine, or the cluster that the job's nodes form; shut down on leaving, with every worker.
 
@@ -94,14 +98,17 @@ def _await_nodes(nodes: Sequence[str], gpus: int) -> None:
 def _init(**options: Any) -> None:
     """ray.init, again where its fixed 30 s for the raylet were not enough (a node under load, a slow file system)."""
     for attempt in range(1, TRIES + 1):
+        before = set(psutil.Process().children(recursive=True))
         try:
             ray.init(log_to_driver=True, **options)
             return
         except Exception as error:
+            for left in set(psutil.Process().children(recursive=True)) - before:  # Ray leaves what it had started
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    left.kill()
             if "timed out during startup" not in str(error) or attempt == TRIES:
                 raise
             print(f"Ray did not start in time (try {attempt} of {TRIES})", flush=True)
-            ray.shutdown()
 
 
 def trainer(config: DictConfig, train: Sequence[Mapping[str, Any]], val: Sequence[Mapping[str, Any]]) -> Trainer:

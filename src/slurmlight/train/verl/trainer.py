@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from agentlightning.schemas import Rollout, RolloutState
+from agentlightning.schemas import Event, Rollout, RolloutState
 from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, EnqueuedRollout
 from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
@@ -21,6 +21,8 @@ from slurmlight.train.engine import Outcome
 from slurmlight.train.rollouts.play import TooManyFailed
 
 MAX_EMPTY_STEPS = 3  # steps in a row without a usable row before the attempt ends
+POLL_S = 0.05
+GRACE_S = 30.0  # beyond an episode's time-out, which its runner enforces
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Hooks:
     log: Callable[[int, dict[str, Any]], None]  # step, verl's metrics of that step
     stop: Callable[[], bool]
     alive: Callable[[], None]  # called several times a second; raises where gateway or runners are beyond help
-    episode_ended: Callable[[], None]
+    ended: Callable[[], Iterable[str]]  # the episodes that ended since the last call
+    episode_ended: Callable[[], None]  # one succeeded: the runners work
     save: Callable[[int, Callable[[Path], None]], None]  # step, writer of a folder
 
 
@@ -46,40 +49,60 @@ class Rules:
 
 
 class Rollouts(AglRolloutManager):
-    """Agent-Lightning's manager, made finite: it waits only while runners live, and failed episodes never train."""
-
-    failed = 0
+    """Agent-Lightning's manager, made finite and quick: it waits only while runners live, failed episodes never train, and
+    it asks the gateway what has ended instead of asking after every open episode in turn."""
 
     def guard(self, rules: Rules, hooks: Hooks, progress: Callable[[str], None]) -> None:
         self.rules, self.hooks, self.progress = rules, hooks, progress
-        self.ended = 0
-        self._poll_interval_seconds = 0.2  # a step of a small model is over within Agent-Lightning's one second
-
-    def _get_rollout(self, rollout_id: str) -> Rollout:
-        self.hooks.alive()
-        rollout = super()._get_rollout(rollout_id)
-        overdue = time.time() - rollout.status.updated_at - self.rules.timeout_s
-        if rollout.status.state == RolloutState.RUNNING and overdue > 30:  # its runner died hard: nobody else would say so
-            self._fail(rollout_id, f"no answer {overdue:.0f} s after the time-out")
-        return rollout
-
-    def _fail(self, rollout_id: str, why: str) -> None:
-        status = {"state": "failed", "error_message": why}
-        self.client.patch(f"/api/rollouts/{rollout_id}", json={"status": status})
-
-    def _build_completed_rollout(self, enqueued_rollout: EnqueuedRollout, rollout: Rollout) -> CompletedRollout:
-        self.ended += 1
-        if rollout.status.state == RolloutState.SUCCEEDED:
-            self.hooks.episode_ended()
-        self.progress(f"{self.ended} episodes")  # the heartbeat: it stops when no episode ends any more
-        return super()._build_completed_rollout(enqueued_rollout, rollout)
+        self.failed = 0
 
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
-        done = super().enqueue_and_wait_until_completed(data, is_train=is_train)
+        """The episodes that can be learned from or scored. Raises TooManyFailed."""
+        waiting = {one.rollout_id: one for one in self._create_rollouts(data, is_train=is_train)}
+        total, done, looked = len(waiting), [], 0.0
+        while waiting:
+            self.hooks.alive()
+            ended = [one for name in self.hooks.ended() if (one := waiting.pop(name, None))]
+            done += [self._collect(one) for one in ended]
+            self.progress(f"{len(done)}/{total} episodes")
+            if time.monotonic() - looked > 1:
+                self._look_at_running(waiting)
+                looked = time.monotonic()
+            if not ended:
+                time.sleep(POLL_S)
+        return self._good(done)
+
+    def _collect(self, enqueued: EnqueuedRollout) -> CompletedRollout:
+        rollout = self._get_rollout(enqueued.rollout_id)
+        self._record_lifecycle_timestamps(enqueued, rollout)
+        completed = self._build_completed_rollout(enqueued, rollout)
+        if completed.rollout_state == RolloutState.SUCCEEDED:
+            self.hooks.episode_ended()
+        self._delete_rollout(enqueued.rollout_id)
+        return completed
+
+    def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
+        """Without the raw events: they hold every message once more and serve pictures only."""
+        return [], self._get_events(rollout_id, format="triplet")
+
+    def _look_at_running(self, waiting: Mapping[str, EnqueuedRollout]) -> None:
+        """When did they begin to run (for the queue's metrics), and does one run long after its time-out?"""
+        answer = self.client.get("/api/rollouts", params={"state_in": "running", "limit": 100_000}).raise_for_status()
+        for rollout in map(Rollout.model_validate, answer.json()):
+            if rollout.rollout_id not in waiting:
+                continue
+            self._record_lifecycle_timestamps(waiting[rollout.rollout_id], rollout)
+            if time.time() - rollout.status.updated_at > self.rules.timeout_s + GRACE_S:
+                status = {"state": "failed", "error_message": "lost: no answer long after the time-out"}
+                self.client.patch(f"/api/rollouts/{rollout.rollout_id}", json={"status": status})
+
+    def _good(self, done: list[CompletedRollout]) -> list[CompletedRollout]:
         good = [one for one in done if one.rollout_state == RolloutState.SUCCEEDED and one.final_reward is not None]
         self.failed = len(done) - len(good)
+        first = next((one.error_message for one in done if one.error_message), "no reason given")
+        if self.failed:
+            print(f"{self.failed} of {len(done)} episodes have no reward, the first: {first}", flush=True)
         if self.failed > self.rules.max_failed_share * len(done):
-            first = next((one.error_message for one in done if one.error_message), "no reason given")
             raise TooManyFailed(f"{self.failed} of {len(done)} episodes failed, the first: {first}")
         return good
 
@@ -89,7 +112,7 @@ class Trainer(AgentLightningRayPPOTrainer):
 
     def prepare(self, hooks: Hooks, rules: Rules, resume: Resume) -> Trainer:
         self.hooks, self.rules, self.resume = hooks, rules, resume
-        self.empty_steps = 0
+        self.empty_steps, self.save_seconds = 0, 0.0
         return self
 
     def run(self) -> Outcome:
@@ -101,7 +124,7 @@ class Trainer(AgentLightningRayPPOTrainer):
         if self.global_steps >= self.total_training_steps:
             return Outcome(finished=True, step=self.global_steps)
         self.checkpoint_manager.update_weights(self.global_steps)  # vLLM samples from the loaded weights
-        if self.rules.validate_first and self.global_steps == 0:
+        if self.rules.validate_first:
             self.hooks.log(0, self._validation())
         while self.global_steps < self.total_training_steps:
             if self.hooks.stop():
@@ -127,9 +150,12 @@ class Trainer(AgentLightningRayPPOTrainer):
         trainer = self.config.trainer
         if trainer.test_freq > 0 and (last or step % trainer.test_freq == 0):
             metrics |= self._validation()
+        # the save comes after its row is safe, so a row tells of the save before
+        metrics |= {"timing_s/save_checkpoint": self.save_seconds, "timing_s/step": time.perf_counter() - started}
+        self.hooks.log(step, metrics)
+        self.save_seconds = 0.0
         if trainer.save_freq > 0 and (last or step % trainer.save_freq == 0):
-            metrics["timing_s/save_checkpoint"] = self._save()
-        self.hooks.log(step, metrics | {"timing_s/step": time.perf_counter() - started})
+            self._save()
 
     def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> tuple[dict[str, Any], Any] | None:
         self._phase("rollout")
@@ -165,17 +191,18 @@ class Trainer(AgentLightningRayPPOTrainer):
     def _validation(self) -> dict[str, Any]:
         started = time.perf_counter()
         self._phase("validate")
-        metrics = self._validate()
+        metrics = self._validate() | {"val/n_failed_rollouts": self.manager.failed}
         return metrics | {"timing_s/testing": time.perf_counter() - started}
 
-    def _save(self) -> float:
-        """Save the current step unless that is done; the seconds it took."""
+    def _save(self) -> None:
+        """Save the current step, unless that is done or nothing was trained."""
+        if self.saved == self.global_steps:
+            return
         started = time.perf_counter()
-        if self.saved != self.global_steps:
-            self._phase("save")
-            self.hooks.save(self.global_steps, self._write)
-            self.saved = self.global_steps
-        return time.perf_counter() - started
+        self._phase("save")
+        self.hooks.save(self.global_steps, self._write)
+        self.saved = self.global_steps
+        self.save_seconds = time.perf_counter() - started
 
     def _write(self, folder: Path) -> None:
         """verl's own layout: the shards of every rank below actor/, then the data loader's place."""
