@@ -54,7 +54,8 @@ def print_check(results: Mapping[str, Result], judged: Mapping[str, Scored]) -> 
             console.print(Text(f"{name}: {result.kind}: {shown(result.message)}\n"))
             continue
         more = f", first {SHOWN_ROWS}" if len(result.rows) > SHOWN_ROWS else ""
-        table = Table(title=f"{name}: {len(result.rows)} rows{more}", title_justify="left")
+        console.print(f"{name}: {len(result.rows)} row{'s' * (len(result.rows) != 1)}{more}")
+        table = Table()
         for column in result.columns:
             table.add_column(Text(shown(column)))
         for row in result.rows[:SHOWN_ROWS]:
@@ -91,8 +92,8 @@ def print_report(report: Mapping[str, Any], scored: Sequence[Scored], out: Path)
 
 def shown(value: Any, width: int = SHOWN_WIDTH) -> str:
     """A value as SQL would write it, on one line, without control characters or lone surrogates."""
-    if value is None:
-        return "NULL"
+    if value is None or value == "NULL":
+        return "NULL" if value is None else "'NULL'"
     text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
     text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: width + 1])
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -192,7 +192,10 @@ def _failed(failure: Exception, guarded: Guarded, sql: str) -> _Outcome:
         return "too_large", (), [], "value", message
     if code & 0xFF in _BROKEN:
         raise DatabaseBroken(f"the database cannot be read: {message}", "restore the file from where it came") from None
-    return "error", (), [], _error_name(message), message
+    name = _error_name(message)
+    if name == "other" and (word := first_word(sql)) not in _QUERY_WORDS:  # VACUUM and the like fail in a read transaction
+        return _not_a_query(word)
+    return "error", (), [], name, message
 
 
 _ERROR_NAMES = (
