@@ -70,6 +70,7 @@ def _engine(preset: Preset) -> Iterator[UserError]:
             "change it",
         )
     if preset.engine.stack == "seed":
+        yield from _micro_batch(preset)
         if model.lora_rank > 0:
             yield UserError(
                 f"model.lora_rank={model.lora_rank} with verl 0.5.0 + vllm 0.10.2: they disagree and corrupt the policy",
@@ -80,6 +81,18 @@ def _engine(preset: Preset) -> Iterator[UserError]:
                 "rollout.free_cache_engine=False with verl 0.5.0: weights are never synced, rollouts stay on the base",
                 "set it to True",
             )
+
+
+def _micro_batch(preset: Preset) -> Iterator[UserError]:
+    """verl 0.5.0 asserts it without a text, minutes into the job (workers/fsdp_workers.py)."""
+    actor, gpus = preset.actor_rollout_ref.actor, preset.job.gpus * preset.job.nodes
+    rows = actor.ppo_mini_batch_size * preset.actor_rollout_ref.rollout.n // max(gpus, 1)
+    if rows % actor.ppo_micro_batch_size_per_gpu:
+        yield UserError(
+            f"ppo_mini_batch_size x n / GPUs = {rows} rows is not divisible by "
+            f"ppo_micro_batch_size_per_gpu={actor.ppo_micro_batch_size_per_gpu}",
+            "change one of them",
+        )
 
 
 def warnings(preset: Preset) -> list[str]:
