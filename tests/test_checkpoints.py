@@ -157,6 +157,20 @@ def test_k08_also_where_an_older_step_would_fit(tmp_path: Path) -> None:
         resume_point(tmp_path, WORLD)
 
 
+def test_k08_the_launch_refuses_before_it_submits(tmp_path: Path) -> None:
+    from slurmlight import launching, presets
+    from slurmlight.plan import make_plan
+
+    plan = make_plan(presets.load("qwen"), name="k08", project=tmp_path, cluster="slurm", python=sys.executable)
+    run = RunFolder(plan.run_folder)
+    launching.check_resume(plan, run)
+    put(run.path, 20, world=8)
+    with pytest.raises(UserError, match="8 -> 4"):
+        launching.check_resume(plan, run)
+    run.mark_finished(20, attempt=1)
+    launching.check_resume(plan, run)
+
+
 def test_k09_steps_are_ordered_as_numbers(tmp_path: Path) -> None:
     put(tmp_path, 9, 10)
     assert resume_point(tmp_path, WORLD).step == 10

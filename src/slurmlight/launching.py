@@ -22,6 +22,7 @@ from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
 from slurmlight.runfolder import RunFolder, find_run, home
 from slurmlight.secrets import forwarded_names
+from slurmlight.train import checkpoints
 
 # Keys that may differ from the run's first launch: they say how far and where, not what is learned.
 FREE_KEYS = (
@@ -171,6 +172,8 @@ def start(plan: JobPlan, preset: Preset, why: str, *, fresh: bool, follow: bool)
                 f"run '{plan.name}' is running as job {job}", f"slurmlight cancel {plan.name}, or give another --name"
             )
         check_inputs(plan, preset)
+        if not fresh:
+            check_resume(plan, run)
         prepare(plan, preset, fresh)
         job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
         print(f"job       {job}: slurmlight logs -f {plan.name} | status {plan.name} | cancel {plan.name}", flush=True)
@@ -198,6 +201,13 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
     model = preset.actor_rollout_ref.model.path
     if not (project / model / "config.json").exists():
         raise UserError(f"model folder {project / model} has no config.json", "fetch it with: slurmlight model fetch")
+
+
+def check_resume(plan: JobPlan, run: RunFolder) -> None:
+    """Raises UserError where the payload would refuse the run's checkpoints: none complete, or of another number of GPUs."""
+    if run.finished() is None:
+        world_size = max(plan.nodes * plan.gpus, 1)
+        checkpoints.choose(checkpoints.scan(run.path, world_size), world_size, checkpoints.read_tracker(run.path))
 
 
 def run_here(preset: Preset, name: str | None, flags: dict[str, Any]) -> int:

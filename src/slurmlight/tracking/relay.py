@@ -59,7 +59,7 @@ class Relay:
         last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
         return redact(last.strip())
 
-    def close(self, patience_s: float = 20.0) -> str:
+    def close(self, patience_s: float = 10.0) -> str:
         """Let it send what is left and end, at most ``patience_s`` seconds; what went wrong, or ""."""
         if self._process.stdin:
             with contextlib.suppress(BrokenPipeError):
