@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -155,7 +156,7 @@ def load_model(folder: Path) -> Qwen3ForCausalLM:
         if config.tie_word_embeddings:
             weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"])
         model.load_state_dict(weights)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{folder} holds no whole Qwen3 model ({str(error).splitlines()[0]})", "give the folder of a saved model"
         ) from None

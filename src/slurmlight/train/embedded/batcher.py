@@ -1,7 +1,7 @@
-"""Continuous batching over the decoder's fixed slots, inside one event loop: no threads, no locks.
+"""Continuous batching over the decoder inside one event loop: no threads, no locks.
 
-Requests wait in order of arrival for a free slot of their length class. Every round admits, runs one decoding step of
-each class that has rows, and lets the event loop serve its sockets.
+Requests wait in order of arrival for a place in their length class. Every round admits, runs one decoding step of each
+class that has rows, and lets the event loop serve its sockets.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-import torch
-
-from slurmlight.train.embedded.decoder import Decoder, Weights, length_class
+from slurmlight.train.embedded.decoder import Array, Decoder, Weights, length_class
 from slurmlight.train.embedded.sampling import choose
 
 _KNOWN_PROMPTS = 64  # prefilled prompts kept: the samples of a task share theirs
@@ -47,38 +45,44 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
 
 
-class _Slots:
-    """The rows of one length class, and their cache."""
+class _Rows:
+    """The rows of one length class under way, and their cache: row i of one is row i of the other, without gaps."""
 
-    def __init__(self, decoder: Decoder, slots: int, size: int) -> None:
+    def __init__(self, decoder: Decoder, places: int, size: int) -> None:
         self.decoder = decoder
-        self.cache = decoder.new_cache(slots, size)
-        self.rows: list[_Row | None] = [None] * slots
+        self.places = places
+        self.cache = decoder.new_cache(places, size)
+        self.rows: list[_Row] = []
 
-    def place(self, row: _Row, prefilled: list[torch.Tensor]) -> None:
-        slot = self.rows.index(None)
+    def add(self, row: _Row, prefilled: list[Array]) -> None:
         for cache, new in zip(self.cache, prefilled, strict=True):
-            length = min(new.shape[1], cache.shape[2])
-            cache[slot, :, :length] = new[:, :length]
-        self.rows[slot] = row
+            cache[len(self.rows), :, : new.shape[1]] = new
+        self.rows.append(row)
 
-    def step(self) -> list[tuple[int, _Row, torch.Tensor]]:
-        """One decoding step; the live rows with their slot and logits. Idle slots compute too: the shape never changes."""
-        last = [row.tokens[-1] if row else 0 for row in self.rows]
-        positions = [len(row.request.prompt) + len(row.tokens) - 1 if row else 0 for row in self.rows]
-        logits = self.decoder.step(self.cache, torch.tensor(last), torch.tensor(positions))
-        return [(slot, row, logits[slot]) for slot, row in enumerate(self.rows) if row]
+    def remove(self, place: int) -> None:
+        """The last row takes the place: a row's bits do not depend on where it stands."""
+        last = len(self.rows) - 1
+        for cache in self.cache:
+            cache[place] = cache[last]
+        self.rows[place] = self.rows[last]
+        self.rows.pop()
+
+    def step(self) -> Array:
+        """Logits [rows, vocabulary] after each row's last token."""
+        tokens = [row.tokens[-1] for row in self.rows]
+        return self.decoder.step(self.cache, tokens, [len(row.request.prompt) + len(row.tokens) - 1 for row in self.rows])
 
 
 class Batcher:
-    def __init__(self, decoder: Decoder, slots: int, end_tokens: frozenset[int]) -> None:
+    def __init__(self, decoder: Decoder, places: int, end_tokens: frozenset[int]) -> None:
+        """``places`` rows of each length class are decoded at a time."""
         self.decoder = decoder
-        self.slots = slots
+        self.places = places
         self.end_tokens = end_tokens
         self.seconds = 0.0  # spent in prefill and decoding
         self._waiting: deque[_Row] = deque()
-        self._classes: dict[int, _Slots] = {}
-        self._known: OrderedDict[tuple[int, ...], tuple[list[torch.Tensor], torch.Tensor]] = OrderedDict()
+        self._classes: dict[int, _Rows] = {}
+        self._known: OrderedDict[tuple[int, ...], tuple[list[Array], Array]] = OrderedDict()
         self._work = asyncio.Event()
 
     async def generate(self, request: Request) -> Completion:
@@ -90,7 +94,7 @@ class Batcher:
 
     def replace(self, weights: Weights) -> None:
         """New weights from now on. Rows under way are given up."""
-        rows = [*self._waiting, *(row for slots in self._classes.values() for row in slots.rows if row)]
+        rows = [*self._waiting, *(row for under_way in self._classes.values() for row in under_way.rows)]
         self.decoder.weights = weights
         self._waiting.clear()
         self._classes.clear()
@@ -105,30 +109,34 @@ class Batcher:
             await self._work.wait()
             started = clock()
             self._admit()
-            busy = [slots for slots in self._classes.values() if any(slots.rows)]
-            for slots in busy:
-                for slot, row, logits in slots.step():
-                    if self._take(row, logits):
-                        slots.rows[slot] = None
+            busy = [under_way for under_way in self._classes.values() if under_way.rows]
+            for under_way in busy:
+                self._step(under_way)
             self.seconds += clock() - started
             if not busy and not self._waiting:
                 self._work.clear()
             await asyncio.sleep(0)
 
+    def _step(self, under_way: _Rows) -> None:
+        logits = under_way.step()
+        for place in reversed(range(len(under_way.rows))):  # a removed row is replaced by one that was seen already
+            if self._take(under_way.rows[place], logits[place]):
+                under_way.remove(place)
+
     def _admit(self) -> None:
-        """Give waiting rows a slot; a row whose class is full waits without holding up the others."""
+        """Give waiting rows a place; a row whose class is full waits without holding up the others."""
         for row in [self._waiting.popleft() for _ in range(len(self._waiting))]:
             size = length_class(len(row.request.prompt) + row.request.max_tokens)
             if size not in self._classes:
-                self._classes[size] = _Slots(self.decoder, self.slots, size)
-            if None not in self._classes[size].rows:
+                self._classes[size] = _Rows(self.decoder, self.places, size)
+            if len(self._classes[size].rows) == self.places:
                 self._waiting.append(row)
                 continue
             prefilled, logits = self._prefill(row.request.prompt)
             if not self._take(row, logits):
-                self._classes[size].place(row, prefilled)
+                self._classes[size].add(row, prefilled)
 
-    def _prefill(self, prompt: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def _prefill(self, prompt: list[int]) -> tuple[list[Array], Array]:
         key = tuple(prompt)
         if key not in self._known:
             self._known[key] = self.decoder.prefill(prompt)
@@ -137,8 +145,8 @@ class Batcher:
             self._known.popitem(last=False)
         return self._known[key]
 
-    def _take(self, row: _Row, logits: torch.Tensor) -> bool:
-        """Sample the row's next token; True where the row is over."""
+    def _take(self, row: _Row, logits: Array) -> bool:
+        """Sample the row's next token; True where the row is over (its client may have gone, too)."""
         request = row.request
         token, logprob = choose(logits, request.temperature, request.seed, len(row.tokens))
         row.tokens.append(token)

@@ -1,30 +1,35 @@
-"""A small Qwen3 decoder for one CPU: float32, preallocated KV cache, and a row's bits that do not depend on its companions.
+"""A small Qwen3 decoder in numpy for one CPU: float32, a KV cache, and a row's bits that do not depend on its companions.
 
-Every forward pass has a fixed shape. A prompt is prefilled alone, padded to its own length class; a decoding step always
-runs all slots of the row's length class, idle ones included. No shape, no summation order and no kernel choice can
-therefore depend on who else is being served or who came first (tests/test_train_decoder.py proves it bit by bit).
+A prompt is prefilled alone. In a decoding step every row is multiplied with the weights by itself (a matrix-vector product
+per row, not one matrix product whose kernel and summation order could depend on the number and the place of rows), and it
+attends over its own length class, padded to a size that follows from the row alone. So no rounding can depend on who else
+is being served or who came first (tests/test_train_decoder.py proves it bit by bit). For a model that fits in a CPU's cache
+this is also the fastest of the forms tried: idle places cost nothing.
 
 Formulas: transformers' Qwen3ForCausalLM (RMSNorm on queries and keys, rotary embedding by halves, SwiGLU, grouped heads).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from safetensors.torch import load_file
-from transformers import Qwen3Config
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from slurmlight.errors import UserError
 
+type Array = np.ndarray[Any, np.dtype[np.float32]]
 SMALLEST_CLASS = 128  # tokens; length classes are this times a power of two
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the decoder needs of a Qwen3Config."""
+    """What the decoder needs of a model's config.json."""
 
     layers: int
     hidden: int
@@ -33,147 +38,139 @@ class Shape:
     head_dim: int
     eps: float
     rope_theta: float
-
-    @classmethod
-    def of(cls, config: Qwen3Config) -> Shape:
-        """Raises UserError for a Qwen3 variant this decoder does not compute (scaled rotary embedding, biases, windows)."""
-        rope = config.rope_parameters or {}
-        plain = rope.get("rope_type", "default") == "default" and not config.attention_bias and not config.use_sliding_window
-        if config.model_type != "qwen3" or config.hidden_act != "silu" or not plain:
-            raise UserError(
-                f"the embedded engine decodes plain Qwen3 models only, not this {config.model_type}", "use a verl preset"
-            )
-        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-        return cls(
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            head_dim,
-            config.rms_norm_eps,
-            rope["rope_theta"],
-        )
+    max_positions: int
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of a layer: projections that read the same input are fused, and what RMSNorm multiplies by is folded in.
+    """Weights of a layer as [inputs, outputs]; projections of the same input are fused, RMSNorm's factors folded in.
 
     RMSNorm's sqrt(size) goes into the next weight too, the attention's 1/sqrt(head_dim) into the queries' norm.
     """
 
-    qkv: torch.Tensor  # [(heads + 2 kv_heads) * head_dim, hidden]
-    qk_norm: torch.Tensor  # [heads + kv_heads, head_dim]
-    out: torch.Tensor
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
-    down: torch.Tensor
+    qkv: Array  # [hidden, (heads + 2 kv_heads) * head_dim]
+    qk_norm: Array  # [heads + kv_heads, head_dim]
+    out: Array
+    gate_up: Array  # [hidden, 2 * intermediate]
+    down: Array
 
 
 @dataclass(frozen=True)
 class Weights:
-    embedding: torch.Tensor  # [vocabulary, hidden]
+    embedding: Array  # [vocabulary, hidden]
     layers: tuple[Layer, ...]
-    head: torch.Tensor  # [vocabulary, hidden], the last RMSNorm's weight folded in
+    head: Array  # [hidden, vocabulary], the last RMSNorm folded in
 
 
-def load_weights(folder: Path, shape: Shape) -> Weights:
-    """The weights in ``folder/model.safetensors`` in fresh float32 memory: the same alignment, hence bits, at every load."""
+def read_shape(folder: Path) -> Shape:
+    """Raises UserError where there is no config.json, or for a model this decoder does not compute."""
     try:
-        raw = {name: tensor.float().clone() for name, tensor in load_file(folder / "model.safetensors").items()}
-        layers = tuple(_layer(raw, f"model.layers.{index}", shape) for index in range(shape.layers))
-        embedding = raw["model.embed_tokens.weight"]
-        head = raw.get("lm_head.weight", embedding) * (raw["model.norm.weight"] * shape.hidden**0.5)
-        return Weights(embedding, layers, head)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{folder} holds no whole Qwen3 model ({error})", "give the folder of a saved model") from None
-
-
-def _layer(raw: dict[str, torch.Tensor], name: str, shape: Shape) -> Layer:
-    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    q_norm, k_norm = raw[f"{attention}.q_norm.weight"], raw[f"{attention}.k_norm.weight"] * shape.head_dim**0.5
-    scale = shape.hidden**0.5
-    return Layer(
-        torch.cat([raw[f"{attention}.{part}_proj.weight"] for part in "qkv"]) * (raw[f"{name}.input_layernorm.weight"] * scale),
-        torch.cat([q_norm.expand(shape.heads, -1), k_norm.expand(shape.kv_heads, -1)]),
-        raw[f"{attention}.o_proj.weight"],
-        torch.cat([raw[f"{mlp}.{part}_proj.weight"] for part in ("gate", "up")])
-        * (raw[f"{name}.post_attention_layernorm.weight"] * scale),
-        raw[f"{mlp}.down_proj.weight"],
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is no model folder ({error})", "give the folder of a saved Qwen3 model") from None
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
+    plain = rope.get("rope_type", "default") == "default" and not config.get("attention_bias")
+    if config.get("model_type") != "qwen3" or not plain or config.get("use_sliding_window"):
+        raise UserError(
+            f"{folder} is no plain Qwen3 model, and the embedded engine decodes nothing else", "use a verl preset for it"
+        )
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return Shape(
+        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        heads=heads,
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config.get("head_dim") or hidden // heads,
+        eps=config["rms_norm_eps"],
+        rope_theta=rope["rope_theta"],
+        max_positions=config["max_position_embeddings"],
     )
 
 
+def load_weights(folder: Path, shape: Shape) -> Weights:
+    """Raises UserError where ``folder`` holds no whole model.safetensors in float32 or float16."""
+    try:
+        raw = {name: value.astype(np.float32) for name, value in load_file(folder / "model.safetensors").items()}
+        layers = tuple(_layer(raw, f"model.layers.{index}", shape) for index in range(shape.layers))
+        embedding = raw["model.embed_tokens.weight"]
+        head = raw.get("lm_head.weight", embedding) * (raw["model.norm.weight"] * shape.hidden**0.5)
+        return Weights(embedding, layers, _columns(head))
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no whole Qwen3 model ({error!r})", "give the folder of a model in float32") from None
+
+
+def _layer(raw: dict[str, Array], name: str, shape: Shape) -> Layer:
+    attention, mlp, scale = f"{name}.self_attn", f"{name}.mlp", shape.hidden**0.5
+    q_norm, k_norm = raw[f"{attention}.q_norm.weight"], raw[f"{attention}.k_norm.weight"] * shape.head_dim**0.5
+    qkv = np.concatenate([raw[f"{attention}.{part}_proj.weight"] for part in "qkv"])
+    gate_up = np.concatenate([raw[f"{mlp}.{part}_proj.weight"] for part in ("gate", "up")])
+    return Layer(
+        qkv=_columns(qkv * (raw[f"{name}.input_layernorm.weight"] * scale)),
+        qk_norm=np.concatenate([np.tile(q_norm, (shape.heads, 1)), np.tile(k_norm, (shape.kv_heads, 1))]),
+        out=_columns(raw[f"{attention}.o_proj.weight"]),
+        gate_up=_columns(gate_up * (raw[f"{name}.post_attention_layernorm.weight"] * scale)),
+        down=_columns(raw[f"{mlp}.down_proj.weight"]),
+    )
+
+
+def _columns(weight: Array) -> Array:
+    return np.ascontiguousarray(weight.T)
+
+
 class Decoder:
-    """Prefill and decoding steps of one model. ``max_length`` bounds prompt plus completion, in tokens."""
+    """Prefill and decoding steps of one model for rows of at most ``max_length`` tokens, prompt and completion together."""
 
-    def __init__(self, config: Qwen3Config, weights: Weights, max_length: int) -> None:
-        self.shape = Shape.of(config)
+    def __init__(self, shape: Shape, weights: Weights, max_length: int) -> None:
+        self.shape = shape
         self.weights = weights
-        self.max_length = max_length
-        self.largest_class = length_class(max_length)
-        frequency = self.shape.rope_theta ** -(torch.arange(0, self.shape.head_dim, 2).float() / self.shape.head_dim)
-        angles = torch.outer(torch.arange(self.largest_class).float(), frequency).repeat(1, 2)
-        self.cos, self.sin = angles.cos(), angles.sin()
+        frequency = shape.rope_theta ** -(np.arange(0, shape.head_dim, 2) / shape.head_dim)
+        angles = np.tile(np.outer(np.arange(max_length), frequency), 2)
+        self.cos, self.sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
-    def new_cache(self, slots: int, size: int) -> list[torch.Tensor]:
-        """An empty cache: one [slots, 2 kv_heads, class, head_dim] a layer, keys before values."""
-        return [torch.zeros(slots, 2 * self.shape.kv_heads, size, self.shape.head_dim) for _ in range(self.shape.layers)]
+    def new_cache(self, slots: int, size: int) -> list[Array]:
+        """An empty cache: one [slots, 2 kv_heads, size, head_dim] a layer, keys before values."""
+        shape = (slots, 2 * self.shape.kv_heads, size, self.shape.head_dim)
+        return [np.zeros(shape, np.float32) for _ in range(self.shape.layers)]
 
-    @torch.inference_mode()
-    def prefill(self, tokens: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The cache rows [2 kv_heads, class, head_dim] of each layer and the next-token logits [vocabulary] of a prompt."""
-        length, size = len(tokens), length_class(len(tokens))
-        padded = torch.zeros(size, dtype=torch.long)
-        padded[:length] = torch.tensor(tokens)
+    def prefill(self, tokens: Sequence[int]) -> tuple[list[Array], Array]:
+        """The cache rows [2 kv_heads, tokens, head_dim] of each layer, and the next-token logits [vocabulary]."""
+        length, kv_heads = len(tokens), self.shape.kv_heads
+        causal = np.triu(np.full((length, length), -np.inf, np.float32), 1)
+        x = self.weights.embedding[np.asarray(tokens)]
         rows = []
-        x = self.weights.embedding[padded]
         for layer in self.weights.layers:
-            q, kv = self._project(layer, x, self.cos[:size], self.sin[:size])
-            rows.append(kv.transpose(0, 1).contiguous())
-            keys, values = rows[-1].chunk(2)
-            attended = F.scaled_dot_product_attention(
-                q.transpose(0, 1), keys, values, is_causal=True, scale=1.0, enable_gqa=True
-            )
-            x = self._finish(layer, x, attended.transpose(0, 1))
-        return rows, self._logits(x)[length - 1]
+            q, kv = self._split(_normed(x, self.shape.eps) @ layer.qkv, layer, np.arange(length))
+            rows.append(np.ascontiguousarray(kv.swapaxes(0, 1)))
+            keys, values = rows[-1][:kv_heads, None], rows[-1][kv_heads:, None]
+            grouped = q.swapaxes(0, 1).reshape(kv_heads, -1, length, self.shape.head_dim)
+            attended = _softmax(grouped @ keys.swapaxes(2, 3) + causal) @ values  # [kv_heads, group, tokens, head_dim]
+            x = x + attended.transpose(2, 0, 1, 3).reshape(length, -1) @ layer.out
+            x = x + _gated(_normed(x, self.shape.eps) @ layer.gate_up) @ layer.down
+        return rows, _normed(x[-1:], self.shape.eps)[0] @ self.weights.head
 
-    @torch.inference_mode()
-    def step(self, cache: list[torch.Tensor], tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Logits [slots, vocabulary] after ``tokens`` [slots] at ``positions`` [slots], which it writes into ``cache``."""
-        slots, kv_heads, size = len(tokens), self.shape.kv_heads, cache[0].shape[2]
-        every = torch.arange(slots)
-        future = torch.where(torch.arange(size) <= positions[:, None], 0.0, float("-inf"))[:, None, None, :]
-        cos, sin = self.cos[positions], self.sin[positions]
-        x = self.weights.embedding[tokens]
-        for layer, rows in zip(self.weights.layers, cache, strict=True):
-            q, kv = self._project(layer, x, cos, sin)
-            rows[every, :, positions] = kv
-            grouped = q.reshape(slots, kv_heads, -1, self.shape.head_dim)  # query heads by the key head they share
-            scores = torch.matmul(grouped, rows[:, :kv_heads].transpose(2, 3)) + future
-            x = self._finish(layer, x, torch.matmul(scores.softmax(dim=-1), rows[:, kv_heads:]))
-        return self._logits(x)
+    def step(self, cache: Sequence[Array], tokens: Sequence[int], positions: Sequence[int]) -> Array:
+        """Logits [rows, vocabulary] after ``tokens`` at ``positions``, which it writes into the first rows of ``cache``."""
+        count, kv_heads, place = len(tokens), self.shape.kv_heads, np.asarray(positions)
+        future = np.where(np.arange(cache[0].shape[2]) <= place[:, None], np.float32(0), np.float32(-np.inf))[:, None, None]
+        x = self.weights.embedding[np.asarray(tokens)]
+        for layer, whole in zip(self.weights.layers, cache, strict=True):
+            rows = whole[:count]
+            q, kv = self._split(_each(_normed(x, self.shape.eps), layer.qkv), layer, place)
+            rows[np.arange(count), :, place] = kv
+            grouped = q.reshape(count, kv_heads, -1, self.shape.head_dim)  # query heads by the key head they share
+            attended = _softmax(grouped @ rows[:, :kv_heads].swapaxes(2, 3) + future) @ rows[:, kv_heads:]
+            x = x + _each(attended.reshape(count, -1), layer.out)
+            x = x + _each(_gated(_each(_normed(x, self.shape.eps), layer.gate_up)), layer.down)
+        return _each(_normed(x, self.shape.eps), self.weights.head)
 
-    def _project(
-        self, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [rows, heads, head_dim] and keys with values [rows, 2 kv_heads, head_dim] of ``x`` [rows, hidden]."""
-        heads, kv_heads, dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
-        fused = F.linear(self._norm(x), layer.qkv).view(len(x), heads + 2 * kv_heads, dim)
-        qk = self._norm(fused[:, : heads + kv_heads]) * layer.qk_norm
-        turned = torch.cat([-qk[..., dim // 2 :], qk[..., : dim // 2]], dim=-1)
-        qk = qk * cos[:, None] + turned * sin[:, None]
-        return qk[:, :heads], torch.cat([qk[:, heads:], fused[:, heads + kv_heads :]], dim=1)
-
-    def _finish(self, layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        x = x + F.linear(attended.reshape(len(x), -1), layer.out)
-        gate, up = F.linear(self._norm(x), layer.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, layer.down)
-
-    def _norm(self, x: torch.Tensor) -> torch.Tensor:
-        """RMSNorm without its factor sqrt(size), which the weights hold."""
-        return x * (x.square().sum(-1, keepdim=True) + self.shape.eps * x.shape[-1]).rsqrt()
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(self._norm(x), self.weights.head)
+    def _split(self, fused: Array, layer: Layer, place: Any) -> tuple[Array, Array]:
+        """Turned queries [rows, heads, head_dim], and turned keys with values [rows, 2 kv_heads, head_dim]."""
+        heads, kv_heads, half = self.shape.heads, self.shape.kv_heads, self.shape.head_dim // 2
+        parts = fused.reshape(len(fused), heads + 2 * kv_heads, self.shape.head_dim)
+        qk = _normed(parts[:, : heads + kv_heads], self.shape.eps) * layer.qk_norm
+        turned = np.concatenate([-qk[..., half:], qk[..., :half]], axis=-1)
+        qk = qk * self.cos[place][:, None] + turned * self.sin[place][:, None]
+        return qk[:, :heads], np.concatenate([qk[:, heads:], parts[:, heads + kv_heads :]], axis=1)
 
 
 def length_class(tokens: int) -> int:
@@ -182,3 +179,24 @@ def length_class(tokens: int) -> int:
     while size < tokens:
         size *= 2
     return size
+
+
+def _each(x: Array, weight: Array) -> Array:
+    """x @ weight, one row at a time."""
+    return (x[:, None] @ weight)[:, 0]
+
+
+def _normed(x: Array, eps: float) -> Array:
+    """RMSNorm without its factor sqrt(size), which the weights hold."""
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + eps * x.shape[-1])
+
+
+def _softmax(scores: Array) -> Array:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def _gated(gate_up: Array) -> Array:
+    """SwiGLU: silu(gate) * up; silu by tanh, which cannot overflow."""
+    gate, up = np.split(gate_up, 2, axis=-1)
+    return 0.5 * gate * (1.0 + np.tanh(0.5 * gate)) * up

@@ -37,8 +37,6 @@ from slurmlight.train.rollouts.service import RolloutService
 from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.saving import Retention, prune, saving
 
-SLOTS = 16  # rows of a decoding step [kit: measured best for 32 episodes in flight]
-
 
 class EmbeddedEngine:
     """``train.engine.Engine`` on one CPU."""
@@ -117,7 +115,7 @@ class _Attempt:
         self.weights = self.logs / "policy"
         self.actor.export_model(self.weights)
         length = data.max_prompt_length + data.max_response_length
-        self.policy = self.stack.enter_context(PolicyServer(self.weights, length, SLOTS, self.preset.engine.threads, self.logs))
+        self.policy = self.stack.enter_context(PolicyServer(self.weights, length, self.preset.runner.n_runners, self.logs))
         service = self.stack.enter_context(RolloutService(self.folder.path, self.preset, self.logs, self.player))
         service.gateway.api.register_model(self.preset.actor_rollout_ref.model.path, self.policy.endpoint)
         self.playground = Playground(

@@ -11,7 +11,8 @@ import httpx
 
 from slurmlight.train.rollouts.children import Child, ChildEnded, free_port
 
-_KEY_NAME = "SLURMLIGHT_POLICY_KEY"  # policy_server.KEY_NAME; importing that module costs seconds
+_KEY_NAME = "SLURMLIGHT_POLICY_KEY"  # policy_server.KEY_NAME
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # its products are too small to share
 _START_S = 120.0
 _TRIES = 3
 
@@ -19,12 +20,11 @@ _TRIES = 3
 class PolicyServer:
     """``with PolicyServer(model, ...) as policy``: a running server of the model in folder ``model``."""
 
-    def __init__(self, model: Path, max_length: int, slots: int, threads: int, logs: Path) -> None:
+    def __init__(self, model: Path, max_length: int, places: int, logs: Path) -> None:
         self.key = secrets.token_hex(16)
         self._logs = logs
         self._options = [
-            *("--model", str(model), "--max-length", str(max_length)),
-            *("--slots", str(slots), "--threads", str(threads)),
+            *("--model", str(model), "--max-length", str(max_length), "--places", str(places)),
         ]
 
     def __enter__(self) -> PolicyServer:
@@ -39,7 +39,7 @@ class PolicyServer:
                 str(self.port),
                 *self._options,
             ]
-            self.child = Child("policy server", command, self._logs / "policy.log", {_KEY_NAME: self.key})
+            self.child = Child("policy server", command, self._logs / "policy.log", {_KEY_NAME: self.key, **_ONE_THREAD})
             self._http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
             try:
                 self._wait_until_healthy()

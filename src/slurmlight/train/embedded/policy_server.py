@@ -18,28 +18,33 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
-import torch
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from jinja2.exceptions import TemplateError
 
 from slurmlight.errors import UserError
 from slurmlight.train.embedded import batcher
 from slurmlight.train.embedded.batcher import Batcher, Completion
-from slurmlight.train.embedded.decoder import Decoder, Shape, load_weights
+from slurmlight.train.embedded.decoder import Decoder, load_weights, read_shape
+from slurmlight.train.embedded.tokens import ChatTokens
 
 KEY_NAME = "SLURMLIGHT_POLICY_KEY"
-DEFAULT_SLOTS = 16
+DEFAULT_PLACES = 32
+
+
+class Message(TypedDict):
+    role: str
+    content: str
 
 
 class ChatBody(msgspec.Struct):
     """What a chat completion request may ask for. Other fields of the OpenAI API are ignored, as vLLM ignores unknown ones."""
 
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     temperature: float = 1.0
     seed: int | None = None
     max_tokens: int | None = None
@@ -60,17 +65,15 @@ class BadRequest(Exception):
 class Policy:
     """A model folder being served: its tokenizer and its batcher."""
 
-    def __init__(self, folder: Path, slots: int, max_length: int | None) -> None:
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} is no model folder (no config.json)", "give the folder of a saved Qwen3 model")
+    def __init__(self, folder: Path, places: int = DEFAULT_PLACES, max_length: int | None = None) -> None:
+        """Raises UserError where ``folder`` holds no model this server can decode."""
         self.folder = folder
         self.version = 0
-        config = AutoConfig.from_pretrained(folder)
-        self.shape = Shape.of(config)
-        self.max_length = min(max_length or config.max_position_embeddings, config.max_position_embeddings)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        decoder = Decoder(config, load_weights(folder, self.shape), self.max_length)
-        self.batcher = Batcher(decoder, slots, _end_tokens(folder, config, self.tokenizer))
+        self.shape = read_shape(folder)
+        self.max_length = min(max_length or self.shape.max_positions, self.shape.max_positions)
+        self.tokens = ChatTokens(folder)
+        decoder = Decoder(self.shape, load_weights(folder, self.shape), self.max_length)
+        self.batcher = Batcher(decoder, places, self.tokens.end_tokens)
 
     def load(self, folder: Path, version: int) -> None:
         self.batcher.replace(load_weights(folder, self.shape))
@@ -83,12 +86,9 @@ class Policy:
         if body.temperature < 0:
             raise BadRequest(f"temperature {body.temperature} is negative")
         try:
-            text = self.tokenizer.apply_chat_template(
-                body.messages, tokenize=False, add_generation_prompt=True, **body.chat_template_kwargs
-            )
-        except Exception as error:  # the template is a program of the model's: it raises what it likes
+            prompt = self.tokens.encode(body.messages, body.chat_template_kwargs)
+        except (TemplateError, TypeError, ValueError) as error:
             raise BadRequest(f"the chat template refuses these messages: {error}") from None
-        prompt = self.tokenizer(text, add_special_tokens=False).input_ids
         room = self.max_length - len(prompt)
         asked = body.max_completion_tokens or body.max_tokens or room
         if not prompt or asked < 1 or asked > room:
@@ -103,7 +103,7 @@ class Policy:
         """A chat.completion object; token ids and log-probabilities in the places where vLLM puts them."""
         choice: dict[str, Any] = {
             "index": 0,
-            "message": {"role": "assistant", "content": self.tokenizer.decode(done.tokens, skip_special_tokens=True)},
+            "message": {"role": "assistant", "content": self.tokens.decode(done.tokens)},
             "finish_reason": done.finish_reason,
             "logprobs": {"content": self._logprobs(done)} if body.logprobs else None,
         }
@@ -122,19 +122,10 @@ class Policy:
         return answer
 
     def _logprobs(self, done: Completion) -> list[dict[str, Any]]:
-        names = self.tokenizer.convert_ids_to_tokens(done.tokens)
         return [
-            {"token": name, "logprob": value, "bytes": None, "top_logprobs": []}
-            for name, value in zip(names, done.logprobs, strict=True)
+            {"token": self.tokens.name(token), "logprob": value, "bytes": None, "top_logprobs": []}
+            for token, value in zip(done.tokens, done.logprobs, strict=True)
         ]
-
-
-def _end_tokens(folder: Path, config: Any, tokenizer: Any) -> frozenset[int]:
-    ends = [tokenizer.eos_token_id, config.eos_token_id]
-    if (folder / "generation_config.json").is_file():
-        ends.append(GenerationConfig.from_pretrained(folder).eos_token_id)
-    flat = [token for end in ends for token in (end if isinstance(end, list) else [end])]
-    return frozenset(token for token in flat if token is not None)
 
 
 def create_app(policy: Policy, key: str = "") -> FastAPI:
@@ -205,14 +196,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of a saved Qwen3 model with its tokenizer")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--slots", type=int, default=DEFAULT_SLOTS, help="rows of a decoding step, per length class")
+    parser.add_argument("--places", type=int, default=DEFAULT_PLACES, help="rows of a decoding step, per length class")
     parser.add_argument("--max-length", type=int, help="tokens of prompt and completion; default: the model's")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    torch.use_deterministic_algorithms(True)
     try:
-        app = create_app(Policy(asked.model, asked.slots, asked.max_length), os.environ.pop(KEY_NAME, ""))
+        app = create_app(Policy(asked.model, asked.places, asked.max_length), os.environ.pop(KEY_NAME, ""))
     except UserError as error:
         raise SystemExit(f"policy server: {error}") from None
     uvicorn.run(app, host=asked.host, port=asked.port, log_level="warning", access_log=False)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, position: int) -> float:
-    """A uniform number in [0, 1): splitmix64 (Steele, Lea, Flood 2014) of a counter, the top 53 bits."""
+    """A uniform number in [0, 1): two rounds of splitmix64 (Steele, Lea, Flood 2014) on a counter, the top 53 bits."""
     z = (seed * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK
-    for _ in range(2):  # once more than splitmix64: neighbouring seeds must not give neighbouring streams
+    for _ in range(2):  # neighbouring seeds must not give neighbouring streams
         z = (z + 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -19,17 +19,20 @@ def uniform(seed: int, position: int) -> float:
     return (z >> 11) / (1 << 53)
 
 
-def choose(logits: torch.Tensor, temperature: float, seed: int, position: int) -> tuple[int, float]:
-    """A token and its log-probability from ``logits`` [vocabulary], float32.
+def choose(logits: npt.NDArray[np.float32], temperature: float, seed: int, position: int) -> tuple[int, float]:
+    """A token and its log-probability from ``logits`` [vocabulary].
 
     Temperature 0 takes the likeliest token (its log-probability is the unscaled one); otherwise the distribution
     softmax(logits / temperature) is sampled by its inverse, and the log-probability is that distribution's.
     """
-    scaled = (logits / temperature if temperature > 0 else logits).log_softmax(dim=-1).numpy()
+    scaled = logits.astype(np.float64)
     if temperature > 0:
-        cumulative = np.cumsum(np.exp(scaled.astype(np.float64)))
+        scaled /= temperature
+    scaled -= scaled.max()
+    cumulative = np.cumsum(np.exp(scaled))
+    if temperature > 0:
         token = int(np.searchsorted(cumulative, uniform(seed, position) * cumulative[-1], side="right"))
-        token = min(token, len(scaled) - 1)
+        token = min(token, len(cumulative) - 1)  # a product that rounds up to the sum
     else:
         token = int(scaled.argmax())
-    return token, float(scaled[token])
+    return token, float(scaled[token] - np.log(cumulative[-1]))
