@@ -206,7 +206,7 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
 def check_resume(plan: JobPlan, run: RunFolder) -> None:
     """Raises UserError where the payload would refuse the run's checkpoints: none complete, or of another number of GPUs."""
     if run.finished() is None:
-        world_size = max(plan.nodes * plan.gpus, 1)
+        world_size = max(plan.gpus, 1) * plan.nodes
         checkpoints.choose(checkpoints.scan(run.path, world_size), world_size, checkpoints.read_tracker(run.path))
 
 

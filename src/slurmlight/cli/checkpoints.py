@@ -43,7 +43,8 @@ def _report(run: Any) -> dict[str, Any]:
     found = scan(run.path, world_size)
     scores = series(run.metric_rows(), VALIDATION)
     try:
-        resume = choose(found, world_size or (found[-1].world_size if found else 0), read_tracker(run.path))
+        own = next((one.world_size for one in reversed(found) if one.complete), 0)
+        resume = choose(found, world_size or own, read_tracker(run.path))
         step, notes, refused = resume.step, list(resume.notes), ""
     except UserError as error:
         step, notes, refused = None, [], str(error)
@@ -66,7 +67,7 @@ def _world_size(run: Any) -> int:
     from slurmlight.files import read_json
 
     plan = read_json(run.plan)
-    return max(plan.get("nodes", 1) * plan.get("gpus", 0), 1) if isinstance(plan, dict) else 0
+    return max(plan.get("gpus", 0), 1) * plan.get("nodes", 1) if isinstance(plan, dict) else 0
 
 
 def _show(report: dict[str, Any]) -> None:
