@@ -30,5 +30,5 @@ def cluster(slurm: slurmbed.SlurmBed, monkeypatch: pytest.MonkeyPatch) -> Iterat
     for name, value in slurm.env.items():
         monkeypatch.setenv(name, value)
     yield slurm
-    slurm.start_controller()
+    slurm.restore_all()
     slurm.cancel_all()

@@ -31,8 +31,8 @@ CONFIG = Path(__file__).with_suffix(".conf")
 KEEPER = """\
 read -r _
 for _ in $(seq 100); do
-    [ -z "$2" ] || find "$2" -depth -type d -exec rmdir {} + 2>/dev/null
-    rm -rf "$1" 2>/dev/null
+    [ -z "$2" ] || find "$2" -depth -type d -exec rmdir {} +
+    rm -rf "$1"
     [ -e "$1" ] || [ -e "${2:-$1}" ] || exit 0
     sleep 0.1
 done
@@ -87,9 +87,9 @@ class SlurmBed:
 
     def __enter__(self) -> SlurmBed:
         try:
-            self._try_up()
+            self._up()
         except BedError:  # a port that was free may be taken a moment later: once more with other ports
-            self._try_up()
+            self._up()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,22 +97,19 @@ class SlurmBed:
 
     # coming and going
 
-    def _try_up(self) -> None:
+    def _up(self) -> None:
         try:
-            self._up()
+            self._begin()
         except BaseException:
             self.stop()
             raise
 
-    def _up(self) -> None:
+    def _begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="bed-", dir="/tmp"))  # short: socket paths end at 108 bytes
         self._freezer = _private_freezer()
         self.track = "cgroup" if self._freezer else "linuxproc"
-        self._keeper = subprocess.Popen(
-            ["sh", "-c", KEEPER, "keeper", str(self.folder), str(self._freezer or "")],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        keep = ["sh", "-c", f"exec > /dev/null 2>&1; {KEEPER}", "keeper", str(self.folder), str(self._freezer or "")]
+        self._keeper = subprocess.Popen(keep, stdin=subprocess.PIPE, start_new_session=True)
         self.folder.chmod(0o755)  # munged refuses a socket below a private folder
         for name in ("etc", "run", "log", "state", "spool", "dev", "cgroup/freezer"):
             (self.folder / name).mkdir(parents=True)
@@ -122,9 +119,7 @@ class SlurmBed:
         quiet = ("--pid-file=", "--seed-file=", "--log-file=")
         self._start("munged", "-F", f"--socket={run}/munge.sock", f"--key-file={run}/munge.key", *quiet, "--num-threads=2")
         wait_for(lambda: self._alive() and (run / "munge.sock").exists(), "munged", 20, 0.02)
-        self.start_controller()
-        for node in NODES:
-            self.restore(node)
+        self.restore_all()
         wait_for(lambda: self._alive() and set(self.node_states().values()) == {"idle"}, "idle nodes", 20)
 
     def _configure(self) -> None:
@@ -144,9 +139,8 @@ class SlurmBed:
         (etc / "cgroup.conf").write_text(mount if self._freezer else "")
         devices = (f"NodeName={node} Name=gpu Type=a800 File={self._devices(node)}\n" for node in NODES)
         (etc / "gres.conf").write_text("".join(devices))
-        key = self.folder / "run/munge.key"
-        key.touch(0o600)
-        key.write_bytes(os.urandom(128))
+        (self.folder / "run/munge.key").touch(0o600)
+        (self.folder / "run/munge.key").write_bytes(os.urandom(128))
 
     def _devices(self, node: str) -> str:
         """Character devices stand for the GPUs: without them Slurm exports no CUDA_VISIBLE_DEVICES."""
@@ -209,12 +203,17 @@ class SlurmBed:
         script = f"{bind} slurmd -D -N {node} -f {self.env['SLURM_CONF']}; exit $?"
         self._start(node, "bash", "-c", script, prefix=_namespace())
 
+    def restore_all(self) -> None:
+        self.start_controller()
+        for node in NODES:
+            self.restore(node)
+
     def set_down(self, node: str) -> None:
-        """The node counts as failed at once, the quick form of a power cut; ``resume`` makes it usable again."""
+        """The node counts as failed at once: the quick form of a power cut. ``resume`` makes it usable again."""
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def resume(self, node: str) -> None:
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
 
     # asking and tidying
 
@@ -254,12 +253,10 @@ class SlurmBed:
 
     def wait_idle(self) -> None:
         """Dead nodes restored, downed and drained ones resumed, all idle."""
-        self.start_controller()
-        for node in NODES:
-            self.restore(node)
+        self.restore_all()
         for node, state in self.node_states().items():
             if state.startswith(("down", "drain")):
-                self.run("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)
+                self.resume(node)
         wait_for(lambda: set(self.node_states().values()) == {"idle"}, "idle nodes", 90)
 
 
@@ -273,12 +270,9 @@ def _private_freezer() -> Path | None:
     """A freezer folder for this bed alone (else beds kill each other's jobs); None where there is none to have."""
     if os.getuid() != 0 or not os.access(FREEZER, os.W_OK):
         return None
-    folder = FREEZER / f"bed-{os.getpid()}-{random.randrange(16**6):06x}"
-    try:
-        folder.mkdir()
-    except OSError:
-        return None
-    return folder
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix=f"bed-{os.getpid()}-", dir=FREEZER))
+    return None
 
 
 def _free_ports(count: int) -> list[int]:

@@ -26,14 +26,14 @@ def register(app: typer.Typer) -> None:
         if as_json:
             names = ("cause", "detail", "evidence", "action", "requeue", "attempt")
             value = {name: getattr(found, name, None) for name in names}
-            typer.echo(json.dumps(value | {"line": found.line + log.lines_before if found else None}, ensure_ascii=False))
+            typer.echo(json.dumps(value | {"line": log.line_number(found.line) if found else None}, ensure_ascii=False))
             return
-        if log.skipped:
-            typer.echo(f"(only {len(log.text) / 2**20:.0f} MiB of the last attempt were read: its beginning and its end)")
+        if log.gap:
+            typer.echo(f"(the last attempt is long: its beginning and its end were read, not {log.gap} lines in between)")
         if found is None:
             typer.echo(f"{logfile}: nothing found that is known to go wrong")
             return
-        where = f"line {found.line + log.lines_before}" + (f", attempt {found.attempt}" if found.attempt else "")
+        where = f"line {log.line_number(found.line)}" + (f", attempt {found.attempt}" if found.attempt else "")
         typer.echo(f"cause     {found.title}")
         typer.echo(f"evidence  {where}: {found.evidence}")
         typer.echo(f"action    {found.action}")

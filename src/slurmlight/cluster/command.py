@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from slurmlight.errors import UserError
 
@@ -99,15 +97,6 @@ def run(
     if check and result.code != 0:
         raise CommandFailed(result)
     return result
-
-
-def decode_json(result: Result) -> Any:
-    """The JSON a program printed. Raises CommandGarbled."""
-    try:
-        return json.loads(result.stdout)
-    except ValueError:
-        start = result.stdout.strip()[:60] or "nothing"
-        raise CommandGarbled(f"{result.argv[0]} should print JSON but printed {start!r}", "") from None
 
 
 def clean_environment() -> dict[str, str]:

@@ -54,6 +54,12 @@ def table() -> tuple[Rule, ...]:
     return tuple(_rule(entry) for entry in found["rule"])
 
 
+@cache
+def literals() -> tuple[str, ...]:
+    """What a line must hold, in lower case, for any rule to match it."""
+    return tuple({one.literal: None for rule in table() for one in rule.any})
+
+
 def _rule(entry: dict[str, Any]) -> Rule:
     marks = tuple(Fingerprint(re.compile(text, re.IGNORECASE), literal(text)) for text in entry.pop("any"))
     return Rule(any=marks, **entry)

@@ -19,11 +19,17 @@ SEARCHED = 2**30
 
 @dataclass(frozen=True)
 class LogFile:
-    """``text`` of a log, how many ``lines_before`` it were left out, and whether something within it was ``skipped``."""
+    """``text`` of a log; ``before`` lines of the file stand before it, and after its ``head`` lines ``gap`` lines are left
+    out (0: none)."""
 
     text: str
-    lines_before: int = 0
-    skipped: bool = False
+    before: int = 0
+    head: int = 0
+    gap: int = 0
+
+    def line_number(self, line: int) -> int:
+        """The number in the file of a line of ``text``, both from 1."""
+        return line + self.before + (self.gap if line > self.head else 0)
 
 
 def read(path: Path, limit: int = WHOLE) -> LogFile:
@@ -47,16 +53,16 @@ def read(path: Path, limit: int = WHOLE) -> LogFile:
 def _big(handle: int, size: int, limit: int) -> LogFile:
     with mmap.mmap(handle, 0, prot=mmap.PROT_READ) as data:
         start = max(data.rfind(b"\n" + MARKER.encode(), max(0, size - SEARCHED)) + 1, 0)
-        before = _newlines(data, start)
+        before = _newlines(data, 0, start)
         if size - start <= limit:
             return LogFile(_text(data[start:]), before)
-        head = data[start : start + limit // 4]
-        tail = data[size - (limit - len(head)) :]
-        return LogFile(_text(head) + "\n" + _text(tail), before, skipped=True)
+        middle, end = start + limit // 4, size - (limit - limit // 4)
+        head, gap = data[start:middle], _newlines(data, middle, end)
+        return LogFile(_text(head) + "\n" + _text(data[end:]), before, head.count(b"\n") + 1, max(gap - 1, 1))
 
 
-def _newlines(data: mmap.mmap, end: int, step: int = 2**24) -> int:
-    return sum(data[at : min(at + step, end)].count(b"\n") for at in range(0, end, step))
+def _newlines(data: mmap.mmap, start: int, end: int, step: int = 2**24) -> int:
+    return sum(data[at : min(at + step, end)].count(b"\n") for at in range(start, end, step))
 
 
 def _text(raw: bytes) -> str:

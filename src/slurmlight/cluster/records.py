@@ -15,8 +15,8 @@ from slurmlight.cluster.command import CommandGarbled
 from slurmlight.cluster.jobid import JobId, JobIdError, parse, parse_all, tasks
 from slurmlight.cluster.states import TABLE
 
-SQUEUE_FORMAT = "%i|%T|%r|%N|%t|%E|%Q|%P|%j"
-"""squeue -o: id, state, reason, nodes, code, dependency, priority, partition, name (last: it may hold any character)."""
+SQUEUE_FORMAT = "%i|%T|%r|%N|%t|%E|%Q|%P|%V|%j"
+"""squeue -o: id, state, reason, nodes, code, dependency, priority, partition, submit time, name (last: any character)."""
 SACCT_FORMAT = "JobID,State,ExitCode,End,NodeList"
 
 
@@ -143,14 +143,23 @@ def from_squeue(text: str) -> list[JobRecord]:
     """``squeue -h -o SQUEUE_FORMAT`` (its first five columns are enough)."""
     records: list[JobRecord] = []
     for line in filter(str.strip, text.splitlines()):
-        columns = line.split("|", 8)
+        columns = line.split("|", 9)
         if len(columns) < 5:
             raise CommandGarbled(f"squeue printed '{line[:80]}'", "")
-        number, word, reason, nodes, _, dependency, priority, partition, name = columns + [""] * (9 - len(columns))
-        records += [
-            JobRecord(one, (word,), reason, name, nodes, partition, priority=_number(priority), dependency=_null(dependency))
-            for one in _ids(number)
-        ]
+        columns += [""] * (10 - len(columns))
+        number, word, reason, nodes, _, dependency, priority, partition, submitted, name = columns
+        record = JobRecord(
+            id=JobId(0),
+            words=(word,),
+            reason=reason,
+            name=name,
+            nodes=nodes,
+            partition=partition,
+            priority=_number(priority),
+            dependency=_null(dependency),
+            submit_time=_moment(submitted),
+        )
+        records += [replace(record, id=one) for one in _ids(number)]
     return records
 
 

@@ -15,6 +15,10 @@ class SubmitRefused(UserError):
 _MEND = (
     (r"invalid partition", "choose a partition that exists"),
     (r"invalid account|account.*partition combination", "check --account (sacctmgr show assoc user=$USER lists yours)"),
+    (
+        r"accounting/qos policy|association",
+        "you are at a limit of your account or QOS: wait, ask for less, or ask your administrator",
+    ),
     (r"invalid qos", "check --qos (sacctmgr show qos lists them)"),
     (r"access/permission|not permitted to use this partition", "ask for access, or choose another partition"),
     (r"--time|time limit|time specification", "check --time against the partition's MaxTime (sinfo -o '%P %l')"),
@@ -24,10 +28,6 @@ _MEND = (
     (r"invalid node name|node name specified", "check --exclude (sinfo -N)"),
     (r"node configuration|node count|too many|more processors", "ask for what a node has (sinfo -o '%P %D %c %m %G')"),
     (r"dependency", "check --dependency: the job it names must be known to Slurm"),
-    (
-        r"accounting|qos policy|limit",
-        "you are at a limit of your account or QOS: wait, ask for less, or ask your administrator",
-    ),
 )
 
 

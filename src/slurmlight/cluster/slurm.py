@@ -6,6 +6,7 @@ run folder's finish mark. Every call has a deadline (command.DEADLINE_S); nothin
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmlight.cluster import command, gres, records, verdicts
-from slurmlight.cluster.command import CommandError, CommandFailed, CommandMissing, Result
+from slurmlight.cluster.command import CommandError, CommandFailed, CommandGarbled, CommandMissing, Result
 from slurmlight.cluster.jobid import JobId, parse
 from slurmlight.cluster.records import JobRecord
 from slurmlight.cluster.refusals import refusal
@@ -22,9 +23,11 @@ from slurmlight.cluster.verdicts import Verdict
 from slurmlight.errors import UserError
 
 PATIENCE_S = 120.0
+CLOCKS_S = 60.0
+"""The controller's clock may be behind this machine's by so much."""
 ACCOUNTING_OFF = "no accounting on this cluster: the state comes from the queue and the run folder alone"
 
-_UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
+_UNKNOWN_JOB = re.compile(r"invalid job id|^job \S+ not found", re.IGNORECASE | re.MULTILINE)
 _DOWN = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure|socket timed out|zero bytes were transmitted"
     r"|slurm backup controller in standby|temporarily unable to accept",
@@ -90,16 +93,21 @@ def job_state(job: str | int, *, finished: bool = False) -> Verdict:
     return replace(seen, notes=tuple(notes))
 
 
-def find_by_name(name: str) -> str | None:
-    """The id of your newest job called ``name`` that Slurm took: the look-up after an sbatch whose answer was lost.
+def find_by_name(name: str, since: float = 0.0) -> str | None:
+    """The id of your newest job called ``name`` that Slurm took at ``since`` (seconds since the epoch) or later: the look-up
+    after an sbatch whose answer was lost. An earlier job of the run has the same name.
 
     A FAILED (BadConstraints) row is what a refused sbatch leaves behind, not a job. Raises CommandError.
     """
     result = call("squeue", "-h", "--me", "-t", "all", "-n", name, "-o", records.SQUEUE_FORMAT)
     if result.code != 0:
         raise CommandFailed(result)
-    taken = [record for record in records.from_squeue(result.stdout) if record.name == name and not is_leftover(record)]
-    return str(max(record.id.job for record in taken)) if taken else None
+    taken = [
+        record.id.job
+        for record in records.from_squeue(result.stdout)
+        if record.name == name and not is_leftover(record) and (record.submit_time or 0.0) >= since - CLOCKS_S
+    ]
+    return str(max(taken)) if taken else None
 
 
 def is_leftover(record: JobRecord) -> bool:
@@ -107,32 +115,39 @@ def is_leftover(record: JobRecord) -> bool:
     return classify(record.words) is State.FAILED and plain_reason(record.reason) == "badconstraints"
 
 
-def my_jobs() -> list[JobRecord]:
-    """Your jobs in the queue, ended ones included while the controller remembers them. Raises CommandError."""
-    result = call("squeue", "--me", "-t", "all", "--json")
-    if result.code != 0:
-        raise CommandFailed(result)
-    found = records.from_squeue_json(command.decode_json(result))
-    return [record for record in found if not is_leftover(record)]
-
-
 def _verdict(job: JobId, parts: Sequence[Verdict]) -> Verdict:
     return parts[0] if len(parts) == 1 else verdicts.of_parts(str(job), parts)
 
 
 def _in_queue(job: JobId) -> list[JobRecord]:
-    """The records of ``job`` and its parts; empty where the controller does not know it. Raises CommandError."""
+    """The records of ``job`` and its parts; empty where the controller does not know it. Raises CommandError.
+
+    scontrol tells most; where it is missing or cannot be read squeue is asked.
+    """
     try:
-        result = call("scontrol", "-o", "show", "job", str(job), cluster=job.cluster)
-        read = records.from_scontrol
-    except CommandMissing:
-        result = call("squeue", "-h", "-t", "all", "-j", str(job), "-o", records.SQUEUE_FORMAT, cluster=job.cluster)
-        read = records.from_squeue
+        return _ask(job, records.from_scontrol, "scontrol", "-o", "show", "job", str(job))
+    except (CommandMissing, CommandGarbled):
+        pass
+    try:
+        return _ask(job, _from_json, "squeue", "--json")  # 22.05 prints all jobs whatever else is asked
+    except (CommandFailed, CommandGarbled):
+        return _ask(job, records.from_squeue, "squeue", "-h", "-t", "all", "-j", str(job), "-o", records.SQUEUE_FORMAT)
+
+
+def _ask(job: JobId, read: Callable[[str], list[JobRecord]], *argv: str) -> list[JobRecord]:
+    result = call(*argv, cluster=job.cluster)
     if result.code != 0:
-        if _UNKNOWN_JOB.search(result.stderr):
+        if _UNKNOWN_JOB.search(result.stdout + result.stderr):
             return []
         raise CommandFailed(result)
     return _parts(job, read(result.stdout))
+
+
+def _from_json(text: str) -> list[JobRecord]:
+    try:
+        return records.from_squeue_json(json.loads(text))
+    except ValueError:
+        raise CommandGarbled("squeue --json printed something else", "") from None
 
 
 def _in_accounting(job: JobId) -> list[JobRecord]:

@@ -136,11 +136,12 @@ def _submit_slurm(plan: JobPlan) -> str:
 
 def _sbatch(path: Path, name: str) -> str:
     """Run sbatch once; where its answer is lost, look the job up by name before trying a second and last time."""
+    since = time.time()
     for _ in range(2):
         try:
             return slurm.sbatch(path, deadline_s=SBATCH_DEADLINE_S)
         except DeadlineExceeded:
-            if found := slurm.find_by_name(name):
+            if found := slurm.find_by_name(name, since):
                 return found
     raise UserError(f"sbatch gave no answer in {SBATCH_DEADLINE_S:.0f} s, twice", "see whether slurmctld is up: scontrol ping")
 
