@@ -34,7 +34,10 @@ QUADRATIC = {"trim": 20_000, "instr": 100_000, "replace": 100_000, "glob": 200_0
 # Bodies of common table expressions that SQLite may copy while it prepares a statement: 10,000 take 0.1 s.
 EXPANSIONS = 10_000
 
-CLOCK_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
+# What "now" is under the strict policy: a verdict must be the same tomorrow. The published evaluator's year.
+NOW = "2020-01-01 00:00:00"
+DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime")
+CURRENT = {"current_date": NOW[:10], "current_time": NOW[11:], "current_timestamp": NOW}
 _LISTED = """
     count sum total avg min max group_concat
     abs round sign ceil ceiling floor trunc mod pow power sqrt exp ln log log2 log10 pi degrees radians
@@ -45,7 +48,7 @@ _LISTED = """
     json json_array json_array_length json_extract json_object json_quote json_type json_valid -> ->>
     json_group_array json_group_object
 """
-FUNCTIONS = frozenset(_LISTED.split()).union(CLOCK_FUNCTIONS)
+FUNCTIONS = frozenset(_LISTED.split()).union(DATE_FUNCTIONS, CURRENT)
 DANGEROUS = frozenset(("load_extension", "fts3_tokenizer", "sqlite_log"))
 _PROCESS_WIDE = ("hard_heap_limit", "soft_heap_limit", "temp_store_directory", "data_store_directory")
 _SECRET_TABLES = ("sqlite_", "pragma_", "dbstat")
@@ -66,7 +69,7 @@ class Policy:
     functions: frozenset[str] | None = FUNCTIONS
     schema_tables: bool = False  # sqlite_master and its like may be read
     decode_errors: str = "surrogateescape"  # what becomes of text that is not UTF-8
-    clock: bool = False  # 'now', CURRENT_DATE and the like may be asked
+    clock: bool = False  # the real time, not NOW
     value_bytes: int = 1_000_000
     sql_bytes: int = 20_000
     expression_depth: int = 200
@@ -152,9 +155,11 @@ def _guard(
         connection.setlimit(limit, value)
     state = State()
     if not policy.clock:
-        _replace_functions(connection, CLOCK_FUNCTIONS, partial(_asks_time, state))
+        _replace_functions(connection, DATE_FUNCTIONS, _at_fixed_time)
+        for name, value in CURRENT.items():
+            connection.create_function(name, 0, partial(str, value), deterministic=True)
     if policy.functions is None:
-        _replace_functions(connection, ("printf", "format"), _too_wide)
+        _replace_functions(connection, ("printf", "format"), _narrow)
     connection.set_authorizer(authorizer(state, policy))
     return Guarded(connection, state, policy)
 
@@ -206,28 +211,30 @@ def _anything_but_files(state: State, policy: Policy) -> Callable[..., int]:
     return allowed
 
 
-def _replace_functions(connection: sqlite3.Connection, names: Sequence[str], refused: Callable[..., bool]) -> None:
-    """Put a test of the arguments in front of functions of SQLite's own; what it refuses ends the statement."""
+def _replace_functions(connection: sqlite3.Connection, names: Sequence[str], change: Callable[..., Sequence[Any]]) -> None:
+    """Give functions of SQLite's own other arguments: what ``change`` makes of name and arguments; it may raise to refuse."""
     helper = sqlite3.connect(":memory:", check_same_thread=False)
 
     def call(name: str, *arguments: Any) -> Any:
-        if refused(name, *arguments):
-            raise ValueError(name)
-        return helper.execute(f"SELECT {name}({','.join('?' * len(arguments))})", arguments).fetchone()[0]
+        changed = change(name, *arguments)
+        return helper.execute(f"SELECT {name}({','.join('?' * len(changed))})", changed).fetchone()[0]
 
     for name in names:
         connection.create_function(name, -1, partial(call, name), deterministic=True)
 
 
-def _asks_time(state: State, name: str, *arguments: Any) -> bool:
-    """Whether a date function would tell the current time: a verdict must be the same tomorrow."""
-    times = arguments[1:] if name == "strftime" else arguments
-    if times and not (isinstance(times[0], str) and times[0].strip().lower() == "now"):
-        return False
-    state.denied = state.denied or f"the current time in {name}()"
-    return True
+def _at_fixed_time(name: str, *arguments: Any) -> Sequence[Any]:
+    """The arguments of a date function with NOW for "now" and where no time is given."""
+    at = 1 if name == "strftime" else 0
+    if len(arguments) == at:
+        return (*arguments, NOW)
+    if len(arguments) > at and isinstance(arguments[at], str | bytes) and arguments[at].lower() in ("now", b"now"):
+        return (*arguments[:at], NOW, *arguments[at + 1 :])
+    return arguments
 
 
-def _too_wide(name: str, *arguments: Any) -> bool:
-    """Whether a format asks for padding that takes long: printf('%.*c', 900000000, 'x') is one C call without end."""
-    return bool(arguments) and bool(re.search(r"[*]|\d{4}", str(arguments[0])))
+def _narrow(name: str, *arguments: Any) -> Sequence[Any]:
+    """The arguments of a format that pads to no more than 999: printf('%.*c', 900000000, 'x') is one C call without end."""
+    if arguments and re.search(r"[*]|\d{4}", str(arguments[0])):
+        raise ValueError(name)
+    return arguments
