@@ -290,6 +290,17 @@ VARIANTS = [
     ("RuntimeError: Server did not start up within 60.00 seconds.", "store port taken"),
     ("srun: error: n7: task 3: Segmentation fault (core dumped)", "crashed in compiled code"),
     ("srun: error: n7: tasks 0-3: Killed", "killed from outside"),
+    ("srun: error: Orion-18-69: task 289: Bus error", "crashed in compiled code"),
+    ("slurmstepd: error: Detected 1 oom-kill event(s) in step 349.0 cgroup. Some of your processes may have been killed", "host memory"),
+    ("RuntimeError: Server failed to start within the 10 seconds.", "store port taken"),
+    ("ValueError: Failed to bind to 0.0.0.0:8265 because it's already occupied. You can use `ray start", "port in use"),
+    ("[W socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).", "port in use"),
+    ("[36m(TaskRunner pid=7)[0m OSError: AF_UNIX path too long", "temp path too long"),
+    ("torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.", "peers did not meet at the start"),
+    ("slurmstepd: error: pyxis: failed to import docker image\nslurmstepd: error: pyxis: Write failed because No space left on device", "disk full"),
+    (f"{TRACEBACK}KeyboardInterrupt", "interrupted"),
+    (f"RuntimeError: nope\n{SRUN}", "application error"),
+    ("Requeuing task r-1 after timeout (attempt 1)\nRequeuing task r-1 after timeout (attempt 2)", "rollouts stall"),
     ("srun: error: n7: task 3: Out Of Memory", "host memory"),
 ]  # fmt: skip
 
@@ -305,6 +316,26 @@ def test_traceback_of_one_rank_is_not_mixed_with_anothers() -> None:
         '[rank0]:   File "a.py", line 1\n[rank1]:   File "a.py", line 1\n[rank1]: ValueError: one\n[rank0]: ValueError: zero\n'
     )
     assert found(f"{log}{SRUN}").evidence == "ValueError: zero"
+
+
+def test_traceback_with_times_before_each_line() -> None:
+    lines = [*TRACEBACK.splitlines(), "RuntimeError: nope"]
+    log = "\n".join(f"2026-11-29T18:05:04.{n}Z {line}" for n, line in enumerate(lines))
+    assert found(log).evidence == "RuntimeError: nope"
+
+
+def test_error_without_its_traceback() -> None:
+    assert found(f"RuntimeError: nope\nbye\n{SRUN}").evidence == "RuntimeError: nope"
+
+
+def test_port_is_that_of_the_address() -> None:
+    log = "[W socket.cpp:4640] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
+    assert found(log).detail == "port 29500"
+
+
+def test_logged_traceback_in_a_running_log_is_no_end() -> None:
+    log = f"2026-11-29 18:05:04 WARNING query failed\n{TRACEBACK}sqlite3.OperationalError: no such column: x\n"
+    assert diagnose(log + "".join(f"2026-11-29 18:06:{n} INFO rollout {n} done\n" for n in range(10, 20))) is None
 
 
 def test_chain_of_exceptions_ends_in_its_last_line() -> None:

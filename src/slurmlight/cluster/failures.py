@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurmlight.cluster.fingerprints import Rule, literals, table
 from slurmlight.cluster.logtext import Attempt, Progress, current_attempt, progress, stamp, without_rank
+from slurmlight.cluster.nodelist import NodeListError, expand
 
 FIRST_STEP_S = 1800.0
 STEP_S = 1200.0
@@ -20,14 +21,18 @@ STEP_S = 1200.0
 OUTLIVED_STEPS = 2
 STALLED_REQUEUES = 3  # rollouts handed out again since the last step, where the log has no times
 NEAR_END = 40  # lines: an error further up, with ordinary output after it, was handled
+LOGGED_NEAR_END = 5  # a logged one more so
+NEAR_SYMPTOM = 100  # lines between an error and what it made another rank, or Slurm, say
 MEMORY_FLOOR = 0.4
 EVIDENCE_LIMIT = 500
 
-_PORT = re.compile(r"\('[^']*', (\d+)|\bport[:= ]+(\d+)|:(\d{4,5})\b", re.IGNORECASE)
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:\(\w+\))?(?::\s|:?$)")
+_PORT = tuple(re.compile(text, re.IGNORECASE) for text in (r"\('[^']*', (\d+)", r"\bport[:= ]+(\d+)", r"[\w\]]:(\d{4,5})\b"))
+_EXCEPTION = re.compile(r"^(?!INFO|DEBUG|WARN|ERROR|CRITICAL)[A-Za-z_][\w.]*(?:\(\w+\))?(?::\s|:?$)")
 _HANDLED = re.compile(r"\b(?:ERROR|WARNING|WARN|INFO|DEBUG|CRITICAL)\b|^Exception ignored in", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): .")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _REQUEUED = re.compile(r"Requeu(?:e)?ing task (\S+) after timeout", re.IGNORECASE)
+_AGAIN = re.compile(r"\(attempt (\d+)\)")
 _NODE_LIST = re.compile(r"SLURM_(?:JOB_)?NODELIST\W+([\w.,\[\]-]+)")
 
 
@@ -76,7 +81,7 @@ def diagnose(
         late = [hit for hit in strong if hit.rule.kind == "late"]
         if first.rule.symptom and late:
             first = late[0]
-        elif first.rule.symptom and raised and raised.hard and raised.end < first.line:
+        elif first.rule.symptom and raised and raised.hard and 0 < first.line - raised.end <= NEAR_SYMPTOM:
             return _application(raised, attempt)
         return _finding(first, attempt, nodes)
     if stalled := _stalled(attempt, steps, first_step_s, step_s):
@@ -85,8 +90,11 @@ def diagnose(
     ends = [hit for hit in hits if hit.rule.kind == "end"]
     if raised and (ends or raised.near_end) and not any(hit.line < raised.line for hit in errors):
         return _application(raised, attempt)
-    found = errors or ends
-    return _finding(min(found, key=lambda hit: hit.line), attempt, nodes) if found else None
+    if not (found := errors or ends):
+        return None
+    first = min(found, key=lambda hit: hit.line)
+    finding = _finding(first, attempt, nodes)
+    return finding if errors else replace(finding, evidence=_error_line(attempt.lines, first.line) or finding.evidence)
 
 
 def adjusted(value: float, change: float) -> float:
@@ -116,8 +124,7 @@ def _finding(hit: _Hit, attempt: Attempt, nodes: Sequence[str]) -> Finding:
     line = attempt.lines[hit.line]
     values = {name: value or "" for name, value in hit.match.groupdict().items()}
     if "{port}" in hit.rule.detail and not values.get("port"):
-        port = _PORT.search(line)
-        values["port"] = next((group for group in port.groups() if group), "") if port else ""
+        values["port"] = next((match[1] for pattern in _PORT if (match := pattern.search(line))), "")
     needed = re.findall(r"\{(\w+)\}", hit.rule.detail)
     detail = hit.rule.detail.format(**values) if all(values.get(name) for name in needed) else ""
     action = hit.rule.action.format(**values)
@@ -139,10 +146,14 @@ def _build(rule: Rule, attempt: Attempt, at: int, line: str, detail: str, action
     )
 
 
+def _error_line(lines: Sequence[str], end: int) -> str:
+    """The last line before ``end`` that looks like an exception's, where its traceback is missing; "" for none."""
+    texts = (without_rank(line)[1].strip() for line in reversed(lines[max(0, end - NEAR_END) : end]))
+    return next((text[:EVIDENCE_LIMIT] for text in texts if _ERROR_LINE.match(text)), "")
+
+
 def _absent(lines: Sequence[str], nodes: Sequence[str]) -> list[str]:
     """Nodes of the job that no line names but the node list itself."""
-    from slurmlight.cluster.nodelist import NodeListError, expand
-
     known = list(nodes)
     for line in lines:
         if not known and (match := _NODE_LIST.search(line)):
@@ -186,7 +197,7 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[_Raised]:
         before = lines[at][: lines[at].index("Traceback")] + "\n" + (lines[at - 1] if at else "")
         if text and not text.startswith("Traceback") and "Exception ignored in" not in before:
             hard = not _HANDLED.search(before)
-            yield _Raised(at, end, text, hard, last - end <= NEAR_END)
+            yield _Raised(at, end, text, hard, last - end <= (NEAR_END if hard else LOGGED_NEAR_END))
         at = end + 1
 
 
@@ -245,11 +256,12 @@ def _stalled(attempt: Attempt, steps: Sequence[Progress], first_step_s: float, s
 
 def _waits(lines: Sequence[str], after: int, requeued: Sequence[int], step_s: float) -> bool:
     """Whether the last step is older than the step deadline: by the lines' times, else by how often rollouts came back."""
-    begin = stamp(lines[after]) if after >= 0 else stamp(lines[requeued[0]])
+    begin = next((when for line in lines[max(after, 0) : requeued[-1]] if (when := stamp(line)) is not None), None)
     end = stamp(lines[requeued[-1]])
-    if begin is not None and end is not None:
+    if begin is not None and end is not None and end > begin:
         return end - begin > step_s
-    return len(requeued) >= STALLED_REQUEUES
+    again = any(int(match[1]) > 1 for at in requeued if (match := _AGAIN.search(lines[at])))
+    return again or len(requeued) >= STALLED_REQUEUES
 
 
 def _per_minute(lines: Sequence[str], requeued: Sequence[int]) -> str:

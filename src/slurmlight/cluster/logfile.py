@@ -52,7 +52,8 @@ def read(path: Path, limit: int = WHOLE) -> LogFile:
 
 def _big(handle: int, size: int, limit: int) -> LogFile:
     with mmap.mmap(handle, 0, prot=mmap.PROT_READ) as data:
-        start = max(data.rfind(b"\n" + MARKER.encode(), max(0, size - SEARCHED)) + 1, 0)
+        start = max(data.rfind(MARKER.encode(), max(0, size - SEARCHED)), 0)
+        start = data.rfind(b"\n", 0, start) + 1
         before = _newlines(data, 0, start)
         if size - start <= limit:
             return LogFile(_text(data[start:]), before)

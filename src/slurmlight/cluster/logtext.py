@@ -10,17 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-ATTEMPT = "=== slurmlight attempt {} ==="
 MARKER = "=== slurmlight attempt "
 LINE_LIMIT = 4000
 """Characters of a line that are looked at: no message is longer, and patterns stay linear on junk without newlines."""
 NEW_ATTEMPT_S = 60.0
 """After Slurm ends a job only KillWait (30 s) passes; a requeue waits 120 s. A later time stamp is of the next attempt."""
 
-_MARKER = re.compile(r"^=+ slurmlight attempt (\d+)\b")
+_MARKER = re.compile(r"(?:^|\s)=== slurmlight attempt (\d+) ===\s*$")
 _KIT = re.compile(r"^\[[\w -]+\] \+[\d.]+ s\b")  # the supervisor's own remarks, which may quote an earlier cause
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+    r"|\[(?:\d;)?(?:0|1|3\d|9\d)m"  # what is left of a colour where a tool took the escape character away
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])? ")
 _RANK = re.compile(r"^(?:\(\S+(?: pid=\d+)?(?:, ip=[\w.:]+)?\)\s|\[rank ?\d+\]:\s?|\[default\d+\]:\s?|\d+:\s)+")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)")
 _JOB_ENDED = re.compile(
@@ -57,7 +60,7 @@ def current_attempt(text: str) -> Attempt:
     lines = clean(text)
     number, start = None, 0
     for at, line in enumerate(lines):
-        if match := _MARKER.match(line):
+        if MARKER in line and (match := _MARKER.search(line)):
             number, start = int(match[1]), at + 1
     if number is None:
         start = _after_requeue(lines)
@@ -71,7 +74,8 @@ def clean(text: str) -> list[str]:
 
 
 def without_rank(line: str) -> tuple[str, str]:
-    """``(WorkerDict pid=7) text``, ``[rank0]: text`` or ``3: text`` as (who, text)."""
+    """``(WorkerDict pid=7) text``, ``[rank0]: text`` or ``3: text`` as (who, text); a time stamp before it is left out."""
+    line = _TIME.sub("", line)
     match = _RANK.match(line)
     return (match[0], line[match.end() :]) if match else ("", line)
 
