@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmlight.cluster import gpus, slurm
-from slurmlight.cluster.gpus import BUSY_MIB, GpuError, busy, check_free, idle_alarm, query, read_rows, visible
+from slurmlight.cluster.gpus import BUSY_MIB, GpuBusy, GpuError, busy, check_free, idle_alarm, query, read_rows, visible
 from slurmlight.cluster.gres import GresError, fit, read_gres, read_tres
 from slurmlight.errors import UserError
 from tests.slurmbed import SlurmBed
@@ -101,11 +101,9 @@ def test_unknown_type_lists_the_known() -> None:
 @pytest.mark.slurm
 def test_real_partition(cluster: SlurmBed) -> None:  # G-08
     assert slurm.partition_gres("a800") == ("gpu:a800:4",)
-    assert slurm.check_gpus("a800", 4) == "a800"
-    with pytest.raises(UserError, match="at most 4"):
-        slurm.check_gpus("a800", 8)
+    assert fit("a800", slurm.partition_gres("a800"), 4) == "a800"
     with pytest.raises(UserError, match="a800, urgent"):
-        slurm.check_gpus("a8000", 4)
+        slurm.partition_gres("a8000")
 
 
 ROWS = "0, 34447, 81920, 72\n1, 34639, 81920, 68\n2, 6, 81920, 0\n3, 0, 81920, 0\n"
@@ -163,6 +161,34 @@ def test_job_does_not_start_on_occupied_gpus(tmp_path: Path, monkeypatch: pytest
     assert "GPU 0 (34447 of 81920 MiB)" in str(error.value)
     with pytest.raises(GpuError, match="cannot see"):
         check_free(["GPU-bb"])
+
+
+def test_start_waits_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy_once = f"if [ -e {tmp_path}/seen ]; then echo 0, 6, 81920, 0; else touch {tmp_path}/seen; echo 0, 34447, 81920, 0; fi"
+    shim(
+        tmp_path / "bin",
+        "nvidia-smi",
+        f'case "$*" in *memory*) {busy_once};; *uuid,pid*) ;; *) echo 0, GPU-aa;; esac',
+        monkeypatch,
+    )
+    monkeypatch.setattr(gpus, "POLL_S", 0.01)
+    gpus.settle(1, "0")
+    with pytest.raises(GpuError, match="names 1 GPUs, the job asked for 2"):
+        gpus.settle(2, "0")
+
+
+def test_start_gives_up_on_an_occupied_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shim(tmp_path / "bin", "nvidia-smi", SMI.format(pid=1, rows=ROWS.replace("\n", "\\n")), monkeypatch)
+    with pytest.raises(GpuBusy, match="GPU 1"):
+        gpus.settle(1, "1", wait_s=0)
+
+
+def test_first_step_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # V-03
+    rows = "0, 80272, 81920, 9\\n1, 6, 81920, 0\\n2, 6, 81920, 0\\n3, 6, 81920, 0\\n"
+    shim(tmp_path / "bin", "nvidia-smi", SMI.format(pid=1, rows=rows), monkeypatch)
+    assert gpus.unused(4, "0,1,2,3").startswith("3 of 4 GPUs idle")
+    assert gpus.unused(1, "0") == ""
+    assert gpus.unused(0, None) == ""
 
 
 def test_only_own_gpus_count() -> None:  # V-05

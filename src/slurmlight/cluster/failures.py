@@ -26,7 +26,9 @@ NEAR_SYMPTOM = 100  # lines between an error and what it made another rank, or S
 MEMORY_FLOOR = 0.4
 EVIDENCE_LIMIT = 500
 
-_PORT = tuple(re.compile(text, re.IGNORECASE) for text in (r"\('[^']*', (\d+)", r"\bport[:= ]+(\d+)", r"[\w\]]:(\d{4,5})\b"))
+_PORT = tuple(
+    re.compile(text, re.IGNORECASE) for text in (r"\('[^']*', (\d+)", r"\bport[:= ]+(\d+)", r"(?:\]|\d|localhost):(\d{4,5})\b")
+)
 _EXCEPTION = re.compile(r"^(?!INFO|DEBUG|WARN|ERROR|CRITICAL)[A-Za-z_][\w.]*(?:\(\w+\))?(?::\s|:?$)")
 _HANDLED = re.compile(r"\b(?:ERROR|WARNING|WARN|INFO|DEBUG|CRITICAL)\b|^Exception ignored in", re.MULTILINE)
 _ERROR_LINE = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): .")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from slurmlight.errors import UserError
 
 BUSY_MIB = 1024
 """A GPU with more memory in use is someone else's: an idle one shows 0 to a few hundred MiB, a training one tens of GiB."""
+WAIT_S = 120.0  # for another job's processes to end: Slurm gives a GPU away before its memory is free
+POLL_S = 5.0
 SMI_DEADLINE_S = 60.0  # the driver needs many seconds where persistence mode is off
 
 _UUID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F/-]+$")
@@ -22,6 +26,10 @@ _UUID = re.compile(r"^(GPU|MIG)-[0-9a-fA-F/-]+$")
 
 class GpuError(UserError):
     """This node cannot give the job its GPUs."""
+
+
+class GpuBusy(GpuError):
+    """Another process holds memory of the job's GPUs."""
 
 
 def visible(value: str | None, wanted: int, *, whole: bool = True) -> tuple[str, ...]:
@@ -91,19 +99,52 @@ def query() -> tuple[Gpu, ...]:
     return read_rows(_smi("--query-gpu=index,memory.used,memory.total,utilization.gpu"))
 
 
+def settle(wanted: int, value: str | None, wait_s: float = WAIT_S) -> None:
+    """Before the payload starts: the job's GPUs are those it asked for, and free within ``wait_s`` seconds.
+
+    ``value`` is CUDA_VISIBLE_DEVICES. Without nvidia-smi only the first is checked. Raises GpuError.
+    """
+    devices = visible(value, wanted)
+    end = time.monotonic() + wait_s
+    while devices and shutil.which("nvidia-smi"):
+        try:
+            return check_free(devices)
+        except GpuBusy:
+            if time.monotonic() > end:
+                raise
+        time.sleep(min(POLL_S, wait_s))
+
+
+def unused(wanted: int, value: str | None) -> str:
+    """After the first step: ``idle_alarm`` for the job's GPUs as they are now; "" where nothing is wrong or can be seen."""
+    if not wanted or not shutil.which("nvidia-smi"):
+        return ""
+    try:
+        own = _indices(visible(value, wanted))
+        return idle_alarm([gpu.used for gpu in query() if gpu.index in own])
+    except GpuError as error:
+        return error.what
+
+
 def check_free(devices: Sequence[str], limit_mib: int = BUSY_MIB) -> None:
-    """Raises GpuError where one of the job's ``devices`` (see ``visible``) is held by another process; names its pid."""
-    uuids = {uuid: int(index) for index, uuid in _cells("--query-gpu=index,uuid", 2)}
-    own = {int(device) if device.isdecimal() else uuids.get(device, -1) for device in devices}
-    if taken := busy(query(), own, limit_mib):
+    """Raises GpuBusy where one of the job's ``devices`` (see ``visible``) is held by another process; names its pid."""
+    if taken := busy(query(), _indices(devices), limit_mib):
         what = ", ".join(f"GPU {gpu.index} ({gpu.used} of {gpu.total} MiB)" for gpu in taken)
-        raise GpuError(
-            f"occupied before the start: {what}; {_holders(taken, uuids)}", "wait until they end, or exclude this node"
-        )
+        raise GpuBusy(f"occupied before the start: {what}; {_holders(taken)}", "wait until they end, or exclude this node")
 
 
-def _holders(taken: Sequence[Gpu], uuids: dict[str, int]) -> str:
-    indices = {gpu.index for gpu in taken}
+def _indices(devices: Sequence[str]) -> set[int]:
+    """nvidia-smi's numbers of ``devices``, which may be named by index or by id."""
+    uuids = {} if all(map(str.isdecimal, devices)) else _uuids()
+    return {int(device) if device.isdecimal() else uuids.get(device, -1) for device in devices}
+
+
+def _uuids() -> dict[str, int]:
+    return {uuid: int(index) for index, uuid in _cells("--query-gpu=index,uuid", 2)}
+
+
+def _holders(taken: Sequence[Gpu]) -> str:
+    indices, uuids = {gpu.index for gpu in taken}, _uuids()
     rows = _cells("--query-compute-apps=gpu_uuid,pid", 2)
     pids = dict.fromkeys(pid for uuid, pid in rows if uuids.get(uuid) in indices)
     return "held by " + (", ".join(f"pid {pid} of {owner(pid)}" for pid in pids) or "processes this user cannot see")

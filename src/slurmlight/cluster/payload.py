@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from slurmlight.cluster import container, processes
+from slurmlight.cluster import container, gpus, processes
 from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.watch import Watchdog
 from slurmlight.plan import JobPlan
@@ -50,7 +50,7 @@ class Payload:
         before = self.watchdog.stepped
         found = self.watchdog.look(self._status, _stamp(self.run.metrics)[1] > self.attempt.metrics_offset, time.monotonic())
         if self.watchdog.stepped and not before:
-            self.log.phase("first step")
+            self.log.phase("first step", gpus.unused(self.plan.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
         return found
 
     def ask_to_stop(self, reason: str) -> None:

@@ -65,6 +65,18 @@ def payload_exists(plan: JobPlan, folder: RunFolder) -> None:
 
 
 @check
+def gpus_are_free(plan: JobPlan, folder: RunFolder) -> None:
+    """The GPUs that Slurm bound are those asked for, and nobody else's processes hold their memory."""
+    if plan.gpus and plan.cluster == "slurm":
+        from slurmlight.cluster import gpus
+
+        try:
+            gpus.settle(plan.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        except gpus.GpuError as error:
+            raise BadNode(error.what, error.mend) from None
+
+
+@check
 def container_starts(plan: JobPlan, folder: RunFolder) -> None:
     """Runtime, image, processor and binds, before anything takes the GPUs."""
     if plan.image or plan.runtime not in ("", "none"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurmlight.cluster import command, gres, records, verdicts
+from slurmlight.cluster import command, records, verdicts
 from slurmlight.cluster.command import CommandError, CommandFailed, CommandGarbled, CommandMissing, Result
 from slurmlight.cluster.jobid import JobId, parse
 from slurmlight.cluster.records import JobRecord
@@ -216,14 +216,6 @@ def cancel(job: str | int) -> None:
         raise CommandFailed(result)
 
 
-def signal(job: str | int, name: str) -> None:
-    """Send ``name`` (USR2) to the batch process of ``job``. Raises CommandFailed."""
-    one = parse(job)
-    result = call("scancel", "--batch", f"--signal={name}", str(one), cluster=one.cluster)
-    if result.code != 0:
-        raise CommandFailed(result)
-
-
 def require_parent(job: str | int) -> str:
     """``job`` where Slurm knows it; an ``afterok`` on an unknown id would start at once (22.05). Raises UserError."""
     seen = job_state(job)
@@ -275,13 +267,3 @@ def answers() -> bool:
         return bool(partitions())
     except CommandError:
         return False
-
-
-def default_partition() -> str:
-    """The partition that sbatch takes when none is named. Raises CommandError."""
-    return partitions()[0]
-
-
-def check_gpus(partition: str, gpus: int, gpu_type: str = "") -> str:
-    """The GPU type to ask for in ``partition``: see gres.fit, which raises UserError where it cannot give them."""
-    return gres.fit(partition, partition_gres(partition), gpus, gpu_type)
