@@ -20,7 +20,6 @@ from itertools import repeat, starmap
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from urllib.parse import quote
 
 HEAP_BYTES = 512 << 20  # all of SQLite's memory in this process; it can only be lowered once set
 CACHE_KIB = 8192  # pages kept for each connection
@@ -133,7 +132,8 @@ def connect_copy(database: Path, policy: Policy) -> Guarded:
 
 
 def read_only_uri(database: Path) -> str:
-    return f"file:{quote(str(database.absolute()))}?mode=ro&immutable=1"
+    path = str(database.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{path}?mode=ro&immutable=1"
 
 
 def _guard(
