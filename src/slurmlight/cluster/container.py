@@ -11,7 +11,7 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurmlight.cluster import command, image
@@ -28,6 +28,7 @@ REMOVE_DEADLINE_S = 60.0
 ALWAYS = (
     "CUDA_VISIBLE_DEVICES",
     "LANG",
+    "OMP_NUM_THREADS",
     "PYTHONFAULTHANDLER",
     "SLURMLIGHT_ATTEMPT",
     "SLURMLIGHT_MARK",
@@ -46,7 +47,7 @@ ALWAYS = (
     "TRITON_CACHE_DIR",
     "TZ",
 )
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")  # node-local folders that the container must see
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
 PREFIXES = ("SLURMLIGHT_", "NCCL_", "GLOO_", "VLLM_", "RAY_")
 
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}
@@ -76,24 +77,26 @@ def wrap(
     runtime, path = resolve(plan)
     if runtime == "none":
         return [*launcher, *argv]
-    asked = dict.fromkeys((*ALWAYS, *plan.env_names, *env_names))
     prefixed = sorted(name for name in environ if name.startswith(PREFIXES) and _NAME.match(name))
+    names = [_env_name(name) for name in dict.fromkeys((*ALWAYS, *plan.env_names, *env_names, *prefixed))]
+    names = [name for name in names if name not in ("HOME", "TMPDIR")]
+    passed = {name for name in names if name in environ}
     gpu_ids = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
     call = Call(
         image=str(path or plan.image),
         name=container_name(plan, attempt, role),
         command=(IMAGE_PYTHON if argv[0] in (sys.executable, plan.payload[0]) else argv[0], *argv[1:]),
         binds=binds(plan, [folder for folder in (temp, *(environ.get(name, "") for name in CACHES)) if os.path.isdir(folder)]),
-        env_names=tuple(_env_name(name) for name in dict.fromkeys((*asked, *prefixed)) if name not in ("HOME", "TMPDIR")),
+        env_names=tuple(names),
         workdir=plan.project_folder,
-        constants=_constants(plan, temp),
+        constants=_constants(plan, temp, passed),
         launcher=tuple(launcher),
         gpus=plan.gpus,
         gpu_ids=tuple(gpu_ids.split(",")) if plan.gpus and re.fullmatch(r"\d+(,\d+)*", gpu_ids) else (),
         cpus=plan.cpus,
         user=(os.getuid(), os.getgid()),
         limits=tuple((name, resource.getrlimit(kind)[1]) for name, kind in LIMITS.items()),
-        image_env=(image.environment(path) or (("PATH", IMAGE_PATH),)) if runtime == "charliecloud" else (),
+        image_env=_image_env(path, passed) if runtime == "charliecloud" else (),
     )
     return ADAPTERS[runtime](call)
 
@@ -209,15 +212,27 @@ def _bind(text: str) -> Bind:
     return Bind(source, target, mode == "ro")
 
 
-def _constants(plan: JobPlan, temp: str) -> tuple[tuple[str, str], ...]:
-    """User site packages and the home folder stay out; both halves run the same kit where the project holds its source."""
-    pairs = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", "HOME": temp or str(Path(plan.run_folder, "home"))}
+def _constants(plan: JobPlan, temp: str, passed: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """User site packages and the home folder stay out; both halves run the same kit where the project holds its source.
+
+    The image's own cache folders are read-only under most runtimes, so those not ``passed`` from outside move as well.
+    """
+    home = str(Path(plan.run_folder, "home"))
+    pairs = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1", "HOME": temp or home, "XDG_CACHE_HOME": f"{temp or home}/.cache"}
+    pairs |= {name: f"{temp or home}/.cache/{leaf}" for name, leaf in CACHES.items() if name not in passed}
+    if "HF_HOME" not in passed:
+        pairs["HF_HOME"] = f"{home}/.cache/huggingface"  # downloads outlive the attempt
     if temp:
         pairs["TMPDIR"] = temp
     source = Path(plan.project_folder, "src")
     if (source / "slurmlight").is_dir():
         pairs["PYTHONPATH"] = str(source)
     return tuple(pairs.items())
+
+
+def _image_env(path: Path | None, passed: Collection[str]) -> tuple[tuple[str, str], ...]:
+    found = image.environment(path) or (("PATH", IMAGE_PATH),)
+    return tuple((key, value) for key, value in found if key not in passed)
 
 
 def _env_name(name: str) -> str:

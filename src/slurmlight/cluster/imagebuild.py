@@ -105,7 +105,8 @@ def _to_folder(builder: str, image: str, made: Path, say: Say) -> None:
     if builder == "buildah":
         name = _words("buildah", "from", "--pull-never", image)
         try:
-            stream(["sh", "-c", 'cp -a "$(buildah mount "$0")"/. "$1"', name, str(made)], say)
+            rootless = ["buildah", "unshare"] if os.geteuid() else []
+            stream([*rootless, "sh", "-c", 'cp -a "$(buildah mount "$0")"/. "$1"', name, str(made)], say)
         finally:
             _words("buildah", "rm", name)
     else:
@@ -124,12 +125,12 @@ def _to_folder(builder: str, image: str, made: Path, say: Say) -> None:
 
 
 def environment(builder: str, image: str) -> list[str]:
-    """The ENV lines of an image's configuration."""
-    kind = ["--type", "image"] if builder == "buildah" else []
-    verb = ["inspect"] if builder == "buildah" else ["image", "inspect"]
-    place = "{{json .OCIv1.Config.Env}}" if builder == "buildah" else "{{json .Config.Env}}"
-    lines = json.loads(_words(builder, *verb, *kind, "--format", place, image)) or []
-    return [line for line in lines if "\n" not in line]
+    """The ENV lines of an image's configuration; those that ch-run's file cannot hold are left out."""
+    if builder == "buildah":
+        config = json.loads(_words("buildah", "inspect", "--type", "image", image))["OCIv1"]["config"]
+    else:
+        config = json.loads(_words(builder, "image", "inspect", image))[0]["Config"]
+    return [line for line in config.get("Env") or [] if "\n" not in line]
 
 
 def _save(builder: str, image: str, archive: Path) -> list[str]:

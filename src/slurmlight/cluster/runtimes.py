@@ -158,7 +158,7 @@ def _oci(call: Call, start: list[str]) -> list[str]:
 def charliecloud(call: Call) -> list[str]:
     """ch-run execs in place: signals reach the payload and nothing is left behind. It has no GPU flag and no read-only bind."""
     keep = "|".join(call.env_names) or "-"
-    image_env = [f"--set-env={key}={value}" for key, value in call.image_env if key not in call.env_names]
+    image_env = [f"--set-env={key}={value}" for key, value in call.image_env]
     binds = [f"--bind={bind.source}:{bind.target}" for bind in call.binds]
     options = [f"--unset-env=!({keep})", "--env-no-expand", *image_env, *binds, f"--cd={call.workdir}"]
     user = ["env", "USER=" + str(call.user[0])]  # ch-run refuses to start without USER, which batch jobs may lack
