@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
+import signal
 import sqlite3
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,12 @@ QUESTIONS = [f"How many {thing} are {state}?" for thing in ("cats", "dogs", "bir
 
 
 class TwoCalls:
-    """Two learning calls and one that does not; the reward counts the answers' characters. Trouble on request by the row."""
+    """Two learning calls and one that does not; the reward counts the answers' characters. Trouble where the row asks for it."""
 
     async def __call__(self, row: Mapping[str, Any], llm: Endpoint) -> Score:
+        if "trouble" in row:
+            await _trouble(row["trouble"])
         question = row["question"]
-        if "TROUBLE" in os.environ:
-            await _trouble(question)
         first = await complete(llm, True, [{"role": "user", "content": question}], 0)
         await complete(llm, False, [{"role": "user", "content": "was it right?"}], 1)
         second = await complete(llm, True, [{"role": "user", "content": f"{question} again"}], 2)
@@ -39,16 +42,17 @@ class TwoCalls:
         return Score(float(length % 2), detail={"answer": first.text} if row.get("detail") else {})
 
 
-async def _trouble(question: str) -> None:
-    """TROUBLE names what happens to the episodes of questions about cats."""
-    if "cats" not in question:
-        return
-    match os.environ["TROUBLE"]:
+async def _trouble(kind: str) -> None:
+    """``kind`` may end in a file name: then trouble comes only while there is no such file, which it makes."""
+    kind, _, once = kind.partition(" ")
+    if once:
+        if os.path.exists(once):
+            return
+        Path(once).touch()
+    match kind:
         case "hang":
             await asyncio.sleep(3600)
         case "block":
-            import time
-
             time.sleep(3600)
         case "raise":
             raise RuntimeError("no cats here")
@@ -116,8 +120,60 @@ def main() -> int:
     from slurmlight.train import main as payload
     from slurmlight.train.embedded.engine import EmbeddedEngine
 
+    if at := os.environ.get("KILL_AT"):
+        _kill_at(*at.split())
+    if limit := os.environ.get("LARGEST_FILE"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
     payload._engine = lambda name: EmbeddedEngine(PLAYER)
     return payload.main(sys.argv[1:])
+
+
+def _kill_at(place: str, step: str) -> None:
+    """Replace a part of the engine by one that ends the process by SIGKILL in the middle of ``step``."""
+    import torch
+
+    from slurmlight.train.embedded import engine
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def reached() -> bool:
+        return place != "" and attempt.step == int(step)
+
+    attempt = engine._Attempt
+    prepare = engine._Attempt._prepare
+
+    def remember(self: engine._Attempt) -> None:
+        nonlocal attempt
+        attempt = self  # type: ignore[assignment]
+        prepare(self)
+
+    engine._Attempt._prepare = remember  # type: ignore[method-assign]
+    progress, log, save = engine._Attempt._progress, engine.Tracker.log, torch.save
+    saved: list[object] = []
+
+    def rollout(self: engine._Attempt, phase: str, total: int) -> Any:
+        hear = progress(self, phase, total)
+        return lambda ended: die() if reached() and ended > total // 2 else hear(ended)
+
+    def after_row(self: Any, row: Any) -> None:
+        log(self, row)
+        if reached():
+            die()
+
+    def second_file(value: object, path: Any) -> None:
+        saved.append(path)
+        save(value, path)
+        if reached() and len(saved) % 4 == 2:  # a checkpoint has four
+            die()
+
+    match place:
+        case "rollout":
+            engine._Attempt._progress = rollout  # type: ignore[method-assign]
+        case "row":
+            engine.Tracker.log = after_row  # type: ignore[method-assign]
+        case "save":
+            torch.save = second_file
 
 
 if __name__ == "__main__":

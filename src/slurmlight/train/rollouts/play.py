@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,8 @@ class Playground:
         self.max_failed_share = max_failed_share
         self.watch = watch
         self._cursor = 0
+        self._cleaner = ThreadPoolExecutor(1)
+        self._cleaning = self._cleaner.submit(self._forget, [])
 
     def play(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda ended: None) -> list[Played]:
         """Every job's outcome, in the order of ``jobs``. ``progress`` hears how many have ended.
@@ -81,7 +84,9 @@ class Playground:
             raise ChildEnded(f"the gateway does not answer ({error}); see {self.gateway.child.log}") from error
 
     def _play(self, jobs: Sequence[Job], progress: Callable[[int], None]) -> list[Played]:
+        self._cleaning.result()
         waiting = {f"{job.name}-1": (job, 1) for job in jobs}
+        spent: list[str] = []
         played: dict[str, Played] = {}
         self._enqueue(waiting)
         while waiting:
@@ -90,6 +95,7 @@ class Playground:
                     continue
                 job, attempt = waiting.pop(rollout_id)
                 outcome = self._collect(rollout_id, job, succeeded)
+                spent.append(rollout_id)
                 if outcome.error and attempt < _TRIES and not outcome.error.startswith((TIMEOUT, BLOCKED)):
                     again = {f"{job.name}-{attempt + 1}": (job, attempt + 1)}
                     waiting |= again
@@ -99,6 +105,7 @@ class Playground:
                 if not outcome.error:
                     self.pool.episode_ended()
                 progress(len(played))
+        self._cleaning = self._cleaner.submit(self._forget, spent)  # while the trainer computes and the gateway is idle
         self._judge(list(played.values()))
         return [played[job.name] for job in jobs]
 
@@ -119,9 +126,11 @@ class Playground:
 
     def _collect(self, rollout_id: str, job: Job, succeeded: bool) -> Played:
         api = self.gateway.api
-        outcome = read_events(job, api.events(rollout_id)) if succeeded else Played(job, error=api.error(rollout_id))
-        api.delete(rollout_id)
-        return outcome
+        return read_events(job, api.events(rollout_id)) if succeeded else Played(job, error=api.error(rollout_id))
+
+    def _forget(self, rollout_ids: Sequence[str]) -> None:
+        for rollout_id in rollout_ids:
+            self.gateway.api.delete(rollout_id)
 
     def _judge(self, played: list[Played]) -> None:
         failed = [one for one in played if one.error]

@@ -57,26 +57,19 @@ class Runner:
         answered = time.monotonic()
         while True:
             self.last_tick = time.monotonic()
+            free, claimed = self.slots - len(self.episodes), 0
             try:
-                claimed = await self._claim(self.slots - len(self.episodes))
+                if free:
+                    claimed = await self._claim(free)
                 answered = time.monotonic()
             except httpx.HTTPError:
                 if time.monotonic() - answered > _GATEWAY_GONE_S:
                     raise
-                claimed = 0
-            if not claimed:
-                await self._wait()
-
-    async def _wait(self) -> None:
-        """Until an episode ends or it is time to look again."""
-        pause = asyncio.create_task(asyncio.sleep(_POLL_S))
-        await asyncio.wait({pause, *self.episodes}, return_when=asyncio.FIRST_COMPLETED)
-        pause.cancel()
+            if claimed == 0 or claimed < free:  # several that ended meanwhile are replaced by one look
+                await asyncio.sleep(_POLL_S)
 
     async def _claim(self, free: int) -> int:
         """Take up to ``free`` queued rollouts; how many were taken."""
-        if free < 1:
-            return 0
         answer = await self.http.get("/rollouts", params={"state_in": "queuing", "limit": free})
         taken = 0
         for rollout in answer.raise_for_status().json():
