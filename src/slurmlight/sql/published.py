@@ -43,6 +43,7 @@ _LEXEME = re.compile(
       | (?<![\w\])])\[[^\]\[]+\] | \w[\w$\#]* | (?s:.)""",
     re.VERBOSE,
 )
+_TRAILING = re.compile(r"(?:[^\S\r\n]|(?:--|# )[^\r\n]*(?:\r\n|\r|\n|\Z))*")  # blanks and comments that stay behind a ";"
 _IS = re.compile(r"\bIS(?:\s+NOT)?\s*$", re.IGNORECASE)
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
@@ -65,6 +66,7 @@ def first_statement(sql: str, keep_is_distinct: bool) -> str:
         kept.append(lexeme)
         depth += (lexeme == "(") - (lexeme == ")")
         if depth <= 0 and (lexeme == ";" or lexeme.upper() == "GO"):
+            kept.append(_TRAILING.match(sql, match.end())[0])  # type: ignore[index]  # it matches the empty text too
             break
     text = "".join(kept)
     return text if text.strip() else ""
@@ -97,7 +99,8 @@ def run(file: Identity, sql: str, limits: Limits, max_rows: int) -> Result:
         result = run_guarded(copy, sql, limits, max_rows)
     finally:
         copy.connection.close()
-    return Result("rows") if result.error == "not_a_query" and word != "PRAGMA" else result
+    no_rows = result.error == "not_a_query" and not copy.state.denied.startswith("PRAGMA")
+    return Result("rows") if no_rows else result
 
 
 def same_result(gold: Sequence[Row], pred: Sequence[Row], ordered: bool) -> bool:
