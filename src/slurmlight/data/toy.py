@@ -1,8 +1,10 @@
-"""The tiny preset's data: generated databases in two instances each, and questions in four splits, all from one seed.
+"""The tiny preset's data: generated databases in two instances each, and questions in five splits, all from one seed.
 
 FOLDER/database/DB/DB.sqlite, DB-2.sqlite    the same schema with other rows
 FOLDER/{train,val,test,unseen}.parquet       question, db_id, query, family
 FOLDER/recipe.json                           what made them and every file's sha256; written last
+
+``warm`` is for the supervised warm start; ``train``, for RL, is the part of it in which no family drowns the small ones.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from slurmlight.data.parquet import write_rows
 from slurmlight.errors import UserError
 from slurmlight.files import read_json, sync_folder, write_json
 
-SPLITS = {"train": 4000, "val": 240, "test": 400, "unseen": 200}  # rows asked for; small families give fewer
+SPLITS = ("warm", "train", "val", "test", "unseen")
+WANTED = {"warm": 4000, "val": 240, "test": 400, "unseen": 200}  # rows; small families give fewer
+TRAIN_FAMILY_CAP = 100
 INSTANCES = ("", "-2")
 PATIENCE = 500  # draws without a new question after which a family is taken for used up
 HELD_OUT_SHARE = 0.3  # at most this share of a family's distinct questions goes to val and test together
@@ -68,22 +72,22 @@ def counts(folder: Path) -> dict[str, int]:
 
 
 def make_splits(databases: Path, seed: int) -> dict[str, list[Question]]:
-    """Distinct (database, question) pairs in every split, each family with the same share in val and in test."""
+    """Distinct (database, question) pairs, none in two of warm, val and test; val and test have the same mix of families."""
     splits: dict[str, list[Question]] = {name: [] for name in SPLITS}
-    seen_domains = [domain for domain in DOMAINS if domain.name not in UNSEEN]
-    unseen_domains = [domain for domain in DOMAINS if domain.name in UNSEEN]
+    trained = [domain for domain in DOMAINS if domain.name not in UNSEEN]
+    unseen = [domain for domain in DOMAINS if domain.name in UNSEEN]
     total = sum(family.weight for family in FAMILIES)
     for family in FAMILIES:
-        share = family.weight / total
-        wanted = {name: round(size * share) for name, size in SPLITS.items()}
+        wanted = {name: round(size * family.weight / total) for name, size in WANTED.items()}
         rng = random.Random(f"{seed}/{family.name}")
-        pool = _pool(family, seen_domains, databases, wanted["train"] + wanted["val"] + wanted["test"], rng)
+        pool = _pool(family, trained, databases, wanted["warm"] + wanted["val"] + wanted["test"], rng)
         held = min(1.0, HELD_OUT_SHARE * len(pool) / (wanted["val"] + wanted["test"]))
         n_val, n_test = int(wanted["val"] * held), int(wanted["test"] * held)
         splits["val"] += pool[:n_val]
         splits["test"] += pool[n_val : n_val + n_test]
-        splits["train"] += pool[n_val + n_test :]
-        splits["unseen"] += _pool(family, unseen_domains, databases, wanted["unseen"], rng)
+        splits["warm"] += pool[n_val + n_test :]
+        splits["train"] += pool[n_val + n_test :][:TRAIN_FAMILY_CAP]
+        splits["unseen"] += _pool(family, unseen, databases, wanted["unseen"], rng)
     for name, questions in splits.items():
         random.Random(f"{seed}/{name}").shuffle(questions)
     return splits

@@ -15,9 +15,10 @@ from slurmlight.data.tasks import load_tasks
 from slurmlight.sql.execute import Limits, execute
 
 COMPACT = Prompts(compact=True)
-REPAIR_SHARE = 0.3  # of all demonstrations: a broken query and its feedback -> the gold
-HABIT = 0.6  # how often a habit shows where the gold could trigger it; the right form keeps the rest, so that RL can find it
-SINGULAR = 0.45  # share of first tries that name a table in the singular: an error which the repairs teach to mend
+REPAIR_SHARE = 0.2  # of all demonstrations: a broken query and its feedback -> the gold
+HABIT = 0.7  # how often a habit shows where the gold could trigger it; the right form keeps the rest, so that RL can find it
+FLIP = 0.6  # the same for ASC <-> DESC, which RL is slowest to undo
+SINGULAR = 0.5  # share of first tries that name a table in the singular: an error which the repairs teach to mend
 
 # Text of the gold -> text of the habit. Most stay valid SQL: only execution against the data tells them apart.
 _SWAPS = (
@@ -45,7 +46,7 @@ class Demonstrator:
     """An endless, seeded source of demonstrations on the tasks of a toy training file."""
 
     def __init__(self, data: Path, rng: random.Random) -> None:
-        self.tasks = load_tasks(data / "train.parquet")
+        self.tasks = load_tasks(data / "warm.parquet")
         self.rng = rng
         self.families: dict[str, list[SqlTask]] = {}
         for task in self.tasks:
@@ -96,12 +97,12 @@ class Demonstrator:
 
 
 def with_habits(sql: str, rng: random.Random) -> str:
-    """``sql`` with each habit it can trigger, HABIT of the time each."""
+    """``sql`` with at most one swap, each that fits HABIT of the time, and perhaps a flipped order."""
     for pattern, habit in _SWAPS:
         if re.search(pattern, sql) and rng.random() < HABIT:
             sql = re.sub(pattern, habit, sql, count=1)
             break
-    if _TOP.search(sql) and rng.random() < HABIT:
+    if _TOP.search(sql) and rng.random() < FLIP:
         sql = _TOP.sub(lambda match: "ASC" if match[1] == "DESC" else "DESC", sql)
     return sql
 

@@ -31,7 +31,8 @@ Progress = Callable[[int, int, float], None]  # step (from 1), steps, loss
 Example = tuple[list[int], int]  # tokens of prompt and answer; how many are prompt
 WARM_UP = 30  # steps
 CLEAN_END_LR, HABIT_LR = 0.1, 0.2  # shares of the peak learning rate: at the end of the clean steps, during the habits
-BUCKET = 8  # batches whose examples are sorted by length together: less padding, still mixed
+PROMPT_LOSS = 0.3  # weight of predicting the prompt too: repeated names teach copying early, in every seed
+BUCKET = 2  # batches whose examples are sorted by length together: less padding, still mixed
 
 
 def ensure_tiny_policy(
@@ -115,15 +116,19 @@ def encode(tokenizer: PreTrainedTokenizerFast, demonstration: demos.Demonstratio
 
 
 def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Example], pad: int) -> float:
-    """One update on the mean negative log-likelihood of the answers' tokens."""
+    """One update on the answers' mean negative log-likelihood plus PROMPT_LOSS times the prompts'."""
     longest = max(len(tokens) for tokens, _ in batch)
     ids = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens, _ in batch])
-    answer = torch.zeros(len(batch), longest, dtype=torch.bool)
+    weight = torch.zeros(len(batch), longest)
+    answers, prompts = sum(len(tokens) - n for tokens, n in batch), sum(n - 1 for _, n in batch)
     for row, (tokens, prompt) in enumerate(batch):
-        answer[row, prompt : len(tokens)] = True
+        weight[row, 1:prompt] = PROMPT_LOSS / prompts
+        weight[row, prompt : len(tokens)] = 1.0 / answers
+    kept = weight[:, 1:] > 0
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # right padding: the causal mask suffices
-    logits = model.lm_head(hidden[answer[:, 1:]])
-    loss = F.cross_entropy(logits, ids[:, 1:][answer[:, 1:]])
+    losses = F.cross_entropy(model.lm_head(hidden[kept]), ids[:, 1:][kept], reduction="none")
+    weights = weight[:, 1:][kept]
+    loss = (losses * weights).sum()
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -155,9 +160,9 @@ def _recipe(data_dir: Path, seed: int, recipe: WarmStartSection) -> dict[str, An
     agents = here.parent.parent / "agents"
     sources = [here / "tinymodel.py", here / "demos.py", here / "warmstart.py", agents / "prompts.py"]
     try:
-        data = hashlib.sha256((data_dir / "train.parquet").read_bytes()).hexdigest()
+        data = hashlib.sha256((data_dir / "warm.parquet").read_bytes()).hexdigest()
     except OSError as error:
-        raise UserError(f"{data_dir}/train.parquet cannot be read ({error.strerror})", "run `slurmlight data toy`") from None
+        raise UserError(f"{data_dir}/warm.parquet cannot be read ({error.strerror})", "run `slurmlight data toy`") from None
     return {
         "seed": seed,
         "warmstart": {name: getattr(recipe, name) for name in recipe.__struct_fields__},
