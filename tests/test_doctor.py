@@ -271,3 +271,22 @@ def test_a_folder_without_a_plan(tmp_path: Path) -> None:
 def test_a_stack_of_another_name_is_bad_input() -> None:
     done = doctor("--stack", "sead")
     assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def test_preflight_refuses_what_no_start_survives(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU job of a stack whose driver is too old ends before its payload; the tiny preset is not asked."""
+    from dataclasses import replace
+
+    from slurmlight.cluster import preflight
+
+    plan = plans.from_json(json.loads(run.plan.read_text()))
+    monkeypatch.setattr(gpu, "driver", lambda: Driver((550, 54, 15)))
+    monkeypatch.setattr(gpu, "torch_cuda", lambda folders: (13, 0))
+    preflight.doctor_is_content(plan, run)
+    config = presets.to_json(presets.load("qwen"))
+    config["engine"]["stack"] = "current"
+    write_json(run.config, config)
+    gpus_wanted = replace(plan, gpus=4)
+    write_json(run.plan, plans.to_json(gpus_wanted))
+    with pytest.raises(UserError, match=r"driver 550\.54\.15; CUDA 13\.0 needs driver 580"):
+        preflight.doctor_is_content(gpus_wanted, run)

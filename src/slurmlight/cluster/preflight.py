@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurmlight.errors import UserError
+from slurmlight.files import read_json
 from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder
 
@@ -83,3 +84,21 @@ def container_starts(plan: JobPlan, folder: RunFolder) -> None:
         from slurmlight.cluster import container
 
         container.check(plan)
+
+
+BLOCKING = ("pairs", "driver", "disk")  # the doctor's errors that no start survives; the rest is told
+
+
+@check
+def doctor_is_content(plan: JobPlan, folder: RunFolder) -> None:
+    """On GPUs: the known faults of packages, driver and disk, which would end the payload minutes later."""
+    config = read_json(folder.config) or {}
+    if not plan.gpus or config.get("engine", {}).get("stack") not in ("seed", "current"):
+        return
+    from slurmlight.doctor import examine
+
+    for found in examine.examine(examine.subject(None, folder)):
+        if found.severity == "error" and found.check in BLOCKING:
+            raise UserError(f"{found.what}: {found.why}", found.mend)
+        if found.severity != "ok":
+            print(f"doctor: {found.check}: {found.what}; {found.mend}", flush=True)
