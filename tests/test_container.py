@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmlight.cluster import container, image
+from slurmlight.cluster import binds, container, image
 from slurmlight.cluster.container import check, cleanup, container_name, resolve, wrap
 from slurmlight.cluster.runtimes import ADAPTERS, PROGRAMS
 from slurmlight.errors import UserError
@@ -182,14 +182,14 @@ def test_singularity_passes_names_through_a_shell_that_execs(project: Path, tmp_
 def test_links_out_of_the_project_are_bound_too(project: Path, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     (project / "data").symlink_to(tmp_path / "scratch")
-    sources = [bind.source for bind in container.binds(make_plan(project, binds=("/usr/share:/opt/share:ro",)), ["/dev/shm"])]
+    sources = [bind.source for bind in binds.of_plan(make_plan(project, binds=("/usr/share:/opt/share:ro",)), ["/dev/shm"])]
     assert sorted(sources) == sorted([str(project), str(tmp_path / "scratch"), "/usr/share", "/dev/shm"])
 
 
 @pytest.mark.parametrize("text", ["relative", "/a:b", "/a:/b:/c:ro", "/a b", "/a,/b"])
 def test_malformed_binds(text: str, project: Path) -> None:
     with pytest.raises(UserError, match=r"bind '.*' is not SOURCE"):
-        container.binds(make_plan(project, binds=(text,)))
+        binds.of_plan(make_plan(project, binds=(text,)))
 
 
 # early errors: one line, before anything is started

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from slurmlight.cluster import command, image
-from slurmlight.cluster.runtimes import ADAPTERS, FORMS, PROGRAMS, Bind, Call, leftovers
+from slurmlight.cluster import binds, command, image
+from slurmlight.cluster.runtimes import ADAPTERS, FORMS, PROGRAMS, Call, leftovers
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.plan import JobPlan
 
@@ -81,12 +81,13 @@ def wrap(
     names = [_env_name(name) for name in dict.fromkeys((*ALWAYS, *plan.env_names, *env_names, *prefixed))]
     names = [name for name in names if name not in ("HOME", "TMPDIR")]
     passed = {name for name in names if name in environ}
+    scratch = [temp, *(environ.get(name, "") for name in CACHES)]
     gpu_ids = environ.get("SLURM_STEP_GPUS") or environ.get("SLURM_JOB_GPUS") or ""
     call = Call(
         image=str(path or plan.image),
         name=container_name(plan, attempt, role),
         command=(IMAGE_PYTHON if argv[0] in (sys.executable, plan.payload[0]) else argv[0], *argv[1:]),
-        binds=binds(plan, [folder for folder in (temp, *(environ.get(name, "") for name in CACHES)) if os.path.isdir(folder)]),
+        binds=binds.of_plan(plan, [folder for folder in scratch if os.path.isdir(folder)]),
         env_names=tuple(names),
         workdir=plan.project_folder,
         constants=_constants(plan, temp, passed),
@@ -136,14 +137,10 @@ def check(plan: JobPlan) -> str:
     if runtime == "none":
         return runtime
     image.check_machine(plan.image, image.form_of(plan.image, path), path, runtime)
-    bound = binds(plan)
-    for bind in bound:
-        if not Path(bind.source).exists():
-            raise UserError(f"bind {bind.source} does not exist on {platform.node()}", "correct 'binds' of the profile")
-        if bind.read_only and Path(plan.run_folder).is_relative_to(bind.target):
-            raise UserError(f"bind {bind.spelled()} makes the run folder read-only", "drop ':ro', or bind the run folder apart")
+    bound = binds.of_plan(plan)
+    binds.check(bound, plan.run_folder)
     if runtime == "charliecloud" and path is not None:
-        _make_mount_points(path, bound)
+        binds.make_mount_points(path, bound)
     Path(plan.run_folder, "home").mkdir(exist_ok=True)
     return runtime
 
@@ -177,39 +174,6 @@ def resolve(plan: JobPlan, which: Callable[[str], str | None] = shutil.which) ->
 
 def _has_pyxis() -> bool:
     return "--container-image" in command.run("srun", "--help", deadline_s=HELP_DEADLINE_S, check=False).stdout
-
-
-def binds(plan: JobPlan, extra: Iterable[str] = ()) -> tuple[Bind, ...]:
-    """Project and run folder, what links in the project's own folders lead to, the plan's binds and ``extra``; outer first.
-
-    Everything is seen under its host path, so that paths in configurations mean the same on both sides.
-    """
-    project = Path(plan.project_folder)
-    own = [project, Path(plan.run_folder), *(project / name for name in ("data", "models", "checkpoints"))]
-    paths = [str(way) for path in own if path.exists() for way in (path, path.resolve())] + list(extra)
-    asked = [_bind(text) for text in plan.binds]
-    taken = {bind.target for bind in asked}
-    wanted = [*asked, *(_bind(path) for path in dict.fromkeys(paths) if path not in taken)]
-    kept: list[Bind] = []
-    for bind in sorted(wanted, key=lambda one: len(Path(one.target).parts)):
-        covered = any(
-            not outer.read_only and outer.source == outer.target and Path(bind.target).is_relative_to(outer.target)
-            for outer in kept
-        )
-        if not (covered and bind.source == bind.target and not bind.read_only):
-            kept.append(bind)
-    return tuple(kept)
-
-
-def _bind(text: str) -> Bind:
-    source, *rest = text.split(":")
-    mode = rest.pop() if rest and rest[-1] in ("ro", "rw") else "rw"
-    target = rest.pop() if rest else source
-    source = os.path.expanduser(source)
-    target = source if target.startswith("~") else target
-    if rest or not source.startswith("/") or not target.startswith("/") or re.search(r"[,\s]", text):
-        raise UserError(f"bind '{text}' is not SOURCE[:TARGET][:ro] with absolute paths", "no blanks, commas or further colons")
-    return Bind(source, target, mode == "ro")
 
 
 def _constants(plan: JobPlan, temp: str, passed: Collection[str]) -> tuple[tuple[str, str], ...]:
@@ -251,21 +215,3 @@ def _check_writable(folder: Path) -> None:
             f"run folder {folder} cannot be written on {platform.node()} ({reason})",
             "put it on a file system that all nodes mount read-write",
         ) from None
-
-
-def _make_mount_points(image_folder: Path, bound: Iterable[Bind]) -> None:
-    """ch-run binds only onto what is there, and mounts the image read-only. /tmp is the host's inside it."""
-    for bind in bound:
-        place = image_folder / bind.target.lstrip("/")
-        if place.exists() or Path(bind.target).is_relative_to("/tmp"):
-            continue
-        try:
-            if Path(bind.source).is_dir():
-                place.mkdir(parents=True, exist_ok=True)
-            else:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.touch()
-        except OSError as error:
-            raise UserError(
-                f"image folder {image_folder} has no {bind.target} to bind on ({error.strerror})", f"mkdir -p {place}"
-            ) from None
