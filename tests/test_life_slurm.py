@@ -160,7 +160,9 @@ def test_killed_hung_and_on_lost_nodes(bed: SlurmBed, home: Home, undisturbed: C
     add_fault(broken, 8, lifebed.HANG)
     moved, job = start(bed, home.run("moved"))
     wait_step(moved, 1, attempt=1)
-    bed.run("scontrol", "update", f"NodeName={node_of(bed, job)}", "State=DOWN", "Reason=test")
+    down = node_of(bed, job)
+    bed.set_down(down)
+    bed.run("scontrol", "update", f"NodeName={down}", "State=DRAIN", "Reason=test")  # else it comes back by itself
     wait_step(moved, 4, attempt=2)
     bed.power_cut(node_of(bed, job))
     finished(broken)

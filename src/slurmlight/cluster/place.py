@@ -163,9 +163,9 @@ def _warning(shown: Mapping[str, str], early: bool, restarts: int, lead_s: float
     ``early``: it was USR2, Slurm's warning ahead; else TERM or the end of a step.
     """
     left = _seconds_to(shown.get("EndTime", ""), now)
+    if int(shown.get("Restarts", "0")) > restarts:  # also PENDING by now, where the node was set DOWN
+        return Warning("preemption or requeue", None, coming_back=True)
     if shown.get("JobState") == "COMPLETING":
-        if int(shown.get("Restarts", "0")) > restarts:
-            return Warning("preemption or requeue", None, coming_back=True)
         return Warning(TIME_LIMIT if shown.get("Reason") == "TimeLimit" else "cancel", None)
     if shown.get("PreemptTime", "None") != "None":
         return Warning(PREEMPTION, left)

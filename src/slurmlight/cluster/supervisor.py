@@ -30,6 +30,7 @@ from slurmlight.runfolder import RunFolder
 TICK_S = 1.0
 SECURE_S = 20.0  # so long before the time to save is over the requeue is asked for, saved or not
 AGAIN_S = 0.5  # two Ctrl-C closer than this are one (terminal and launcher both pass it on)
+TERM_WAIT_S = 20.0  # for the TERM that follows a requeue
 RETRY_S = 1.0  # between attempts on this machine
 
 
@@ -215,7 +216,7 @@ class Supervisor:
             return outcome.write(
                 self.run_folder, Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end
             )
-        signal.sigtimedwait({signal.SIGTERM}, 60.0)
+        signal.sigtimedwait({signal.SIGTERM}, TERM_WAIT_S)
         return STOPPED
 
 
