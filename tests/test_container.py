@@ -95,14 +95,17 @@ def test_every_runtime_names_the_environment_and_never_shows_it(
 
 
 EXPECTED = {
-    "apptainer": ["apptainer exec --cleanenv --no-home --nv --bind {p}:{p} --pwd {p} {image} env"],
-    "singularity": ["singularity exec --cleanenv --no-home --nv --bind {p}:{p} --pwd {p} {image} env"],
+    "apptainer": ["apptainer exec --cleanenv --no-home --nv --bind /tmp:/tmp --bind {p}:{p} --pwd {p} {image} env"],
+    "singularity": ["singularity exec --cleanenv --no-home --nv --bind /tmp:/tmp --bind {p}:{p} --pwd {p} {image} env"],
     "pyxis": [
         "srun --nodes=1 --ntasks=1 --cpus-per-task=1 --overlap --unbuffered --kill-on-bad-exit=1 --export=",
-        "--container-image={image} --container-name={name} --container-mounts={p}:{p} --container-workdir={p} --container-env=",
+        "--container-image={image} --container-name={name} --container-mounts=/tmp:/tmp,{p}:{p} --container-workdir={p} --container-env=",
         "--no-container-mount-home --no-container-remap-root --no-container-entrypoint env",
     ],
-    "enroot": ["env ENROOT_MOUNT_HOME=n NVIDIA_VISIBLE_DEVICES=all enroot start --rw --mount={p}:{p} --env=", "{image} sh -c"],
+    "enroot": [
+        "env ENROOT_MOUNT_HOME=n NVIDIA_VISIBLE_DEVICES=all enroot start --rw --mount=/tmp:/tmp --mount={p}:{p} --env=",
+        "{image} sh -c",
+    ],
     "podman": [
         "podman run --replace",
         "--device=nvidia.com/gpu=4 --device=nvidia.com/gpu=5",
@@ -179,11 +182,10 @@ def test_singularity_passes_names_through_a_shell_that_execs(project: Path, tmp_
 # binds
 
 
-def test_links_out_of_the_project_are_bound_too(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    (project / "data").symlink_to(tmp_path / "scratch")
+def test_links_out_of_the_project_are_bound_too(project: Path) -> None:
+    (project / "data").symlink_to("/usr/local")
     sources = [bind.source for bind in binds.of_plan(make_plan(project, binds=("/usr/share:/opt/share:ro",)), ["/dev/shm"])]
-    assert sorted(sources) == sorted([str(project), str(tmp_path / "scratch"), "/usr/share", "/dev/shm"])
+    assert sorted(sources) == sorted([str(project), "/usr/local", "/tmp", "/usr/share", "/dev/shm"])
 
 
 @pytest.mark.parametrize("text", ["relative", "/a:b", "/a:/b:/c:ro", "/a b", "/a,/b"])

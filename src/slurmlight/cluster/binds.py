@@ -16,10 +16,12 @@ from slurmlight.plan import JobPlan
 def of_plan(plan: JobPlan, extra: Iterable[str] = ()) -> tuple[Bind, ...]:
     """Project and run folder, what links in the project's own folders lead to, the plan's binds and ``extra``; outer first.
 
-    Everything is seen under its host path, so that paths in configurations mean the same on both sides.
+    Everything is seen under its host path, so that paths in configurations mean the same on both sides. The node's scratch
+    folder is shared too: Ray and the payload meet in sockets there, each in a container of its own.
     """
     project = Path(plan.project_folder)
     own = [project, Path(plan.run_folder), *(project / name for name in ("data", "models", "checkpoints"))]
+    own.append(Path(plan.scratch or "/tmp"))
     paths = [str(way) for path in own if path.exists() for way in (path, path.resolve())] + list(extra)
     asked = [parse(text) for text in plan.binds]
     taken = {bind.target for bind in asked}

@@ -93,9 +93,10 @@ def pyxis(call: Call) -> list[str]:
         "--kill-on-bad-exit=1",
     )
     names = ",".join(call.env_names)
+    enroot_needs = ("HOME", "PATH", "USER", "XDG_RUNTIME_DIR")  # for its own folders; inside, the image's own values win
     return [
         *launcher,
-        f"--export={names or 'NONE'}",
+        f"--export={','.join((*enroot_needs, *call.env_names))}",
         f"--container-image={call.image}",
         f"--container-name={call.name}",
         f"--container-mounts={','.join(bind.spelled() for bind in call.binds)}",
