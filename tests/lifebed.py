@@ -30,6 +30,9 @@ from tests.shared import REPOSITORY
 STEPS, SAVE_FREQ = 10, 3
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILL_SUPERVISOR = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
+KILL_BATCH = (
+    "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL); time.sleep(600)"
+)
 HANG = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 

@@ -157,6 +157,7 @@ def test_killed_hung_and_on_lost_nodes(bed: SlurmBed, home: Home, undisturbed: C
     add_fault(broken, 2, lifebed.KILL)
     add_fault(broken, 3, lifebed.KILL, at="save")
     add_fault(broken, 5, lifebed.KILL_SUPERVISOR)
+    add_fault(broken, 6, lifebed.KILL_BATCH)
     add_fault(broken, 8, lifebed.HANG)
     moved, job = start(bed, home.run("moved"))
     wait_step(moved, 1, attempt=1)

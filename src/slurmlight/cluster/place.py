@@ -17,6 +17,7 @@ from slurmlight.cluster import command, slurm
 from slurmlight.cluster.decide import TIME_LIMIT
 from slurmlight.cluster.processes import die_with_parent, start_time
 from slurmlight.errors import UserError
+from slurmlight.plan import JobPlan
 
 LAUNCHER = "SLURMLIGHT_LAUNCHER"  # pid of the launcher that a foreground local run must not outlive
 PREEMPTION = "preemption"
@@ -71,20 +72,35 @@ class Local:
         return
 
 
-class Slurm:
-    """A batch job. Early word of a preemption comes from a canary: a step that does nothing.
+# A step beside the batch process, told by Slurm what that one is told late or never (measured on Slurm 22.05):
+# - With a grace time TERM goes to steps at its start, to the batch process only at its end. The canary ends; see Slurm.look.
+# - A batch process killed by a signal leaves a FAILED job that Slurm does not requeue, but its steps get TERM and KillWait:
+#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again.
+_CANARY = """
+leave() {
+    trap "" TERM
+    kill "$child"
+    scontrol -o show job "$SLURM_JOB_ID" | grep -q "Reason=JobLaunchFailure" || exit 0
+    [ "${SLURM_RESTART_COUNT:-0}" -lt "$1" ] && scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}
+trap 'leave "$1"' TERM
+sleep infinity & child=$!
+wait "$child"
+"""
 
-    With a grace time Slurm sends TERM at its start to steps only, and to the batch process at its end; a step that ends
-    early is therefore the notice (see ``look``). With preempt_send_user_signal and --signal=B:USR2 the notice comes itself.
-    """
+
+class Slurm:
+    """A batch job with a canary beside it."""
 
     local = False
 
-    def __init__(self, job: str, env: Mapping[str, str], lead_s: float) -> None:
+    def __init__(self, job: str, env: Mapping[str, str], plan: JobPlan) -> None:
         self.job = job
         self.node = env.get("SLURMD_NODENAME") or socket.gethostname()
         self.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset on the first run
-        self._lead_s = lead_s
+        self._lead_s = plan.signal_lead_s
+        self._cap = plan.requeue_cap if plan.requeue else 0
         self._env = env
         self._canaries = 3
         self._canary = self._release_canary()
@@ -124,7 +140,8 @@ class Slurm:
             die_with_parent(signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
-        argv = ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--mem=0", "--job-name=canary", "sleep", "infinity"]
+        argv = ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--mem=0", "--job-name=canary"]
+        argv += ["sh", "-c", _CANARY, "canary", str(self._cap)]
         quiet = subprocess.DEVNULL
         kept = {key: value for key, value in self._env.items() if key not in _STEP_SHAPE}
         return subprocess.Popen(
@@ -144,8 +161,8 @@ def job_here(cluster: str, env: Mapping[str, str]) -> str:
     return f"local-{os.getpid()}-{start_time(os.getpid())}"
 
 
-def here(job: str, lead_s: float, env: Mapping[str, str]) -> Place:
-    return Local(job, env) if job.startswith("local-") else Slurm(job, env, lead_s)
+def here(job: str, plan: JobPlan, env: Mapping[str, str]) -> Place:
+    return Local(job, env) if job.startswith("local-") else Slurm(job, env, plan)
 
 
 def _show(job: str) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Supervisor:
 
     def __init__(self, run: RunFolder, plan: JobPlan, job: str) -> None:
         self.run_folder, self.plan = run, plan
-        self.place: Place = here(job, plan.signal_lead_s, os.environ)
+        self.place: Place = here(job, plan, os.environ)
         self.warning: Warning | None = None
         self.secure_at: float | None = None
         self.interrupted: float | None = None
