@@ -41,7 +41,7 @@ def form_of(image: str, path: Path | None) -> str:
         if path.is_dir():
             os.listdir(path)
             return "folder"
-        head = path.open("rb").read(64)
+        head = _head(path, 64)
     except FileNotFoundError:
         raise UserError(f"image {path} does not exist on {node}", "correct 'image', or copy it to a shared folder") from None
     except OSError as error:
@@ -67,9 +67,13 @@ def check_machine(image: str, form: str, path: Path | None, runtime: str) -> Non
         )
 
 
-def _sif_machine(path: Path) -> str | None:
+def _head(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
-        return SIF_MACHINES.get(file.read(48)[45:47].decode("ascii", "replace"))
+        return file.read(size)
+
+
+def _sif_machine(path: Path) -> str | None:
+    return SIF_MACHINES.get(_head(path, 48)[45:47].decode("ascii", "replace"))
 
 
 def _folder_machine(folder: Path) -> str | None:
@@ -77,7 +81,7 @@ def _folder_machine(folder: Path) -> str | None:
     for name in ("usr/bin/env", "usr/bin/dash", "usr/bin/bash", "bin/busybox", "bin/env", "bin/bash"):
         program = folder / name
         if program.is_file() and not program.is_symlink():
-            head = program.open("rb").read(20)
+            head = _head(program, 20)
             if head[:4] == b"\x7fELF":
                 return ELF_MACHINES.get(struct.unpack_from("<H" if head[5] == 1 else ">H", head, 18)[0], "another processor")
     return None
