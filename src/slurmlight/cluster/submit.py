@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -151,8 +152,14 @@ def _submit_local(plan: JobPlan, follow: bool) -> str:
 
     executor = submitit.LocalExecutor(submitit_folder(plan), max_num_timeout=1000)
     executor.update_parameters(timeout_min=YEAR_MIN, stderr_to_stdout=True)
-    with _environment(**({LAUNCHER: str(os.getpid())} if follow else {})):
-        return executor.submit(Job(plan.run_folder)).job_id
+    # Ctrl-C reaches all of a terminal's processes. submitit's controller would print a traceback and kill the supervisor a
+    # second later; ignored signals are inherited, and the supervisor takes its own back.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _environment(**({LAUNCHER: str(os.getpid())} if follow else {})):
+            return executor.submit(Job(plan.run_folder)).job_id
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
