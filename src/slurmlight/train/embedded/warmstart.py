@@ -12,6 +12,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ Example = tuple[list[int], int]  # tokens of prompt and answer; how many are pro
 WARM_UP = 30  # steps
 CLEAN_END_LR, HABIT_LR = 0.1, 0.2  # shares of the peak learning rate: at the end of the clean steps, during the habits
 PROMPT_LOSS = 0.3  # weight of predicting the prompt too: repeated names teach copying early, in every seed
+STALE_S = 6 * 3600
 BUCKET = 2  # batches whose examples are sorted by length together: less padding, still mixed
 
 
@@ -55,6 +57,7 @@ def ensure_tiny_policy(
         raise UserError(f"{model_dir} holds something that is not a generated tiny policy", "choose another folder")
     try:
         model_dir.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(model_dir)
         scratch = Path(tempfile.mkdtemp(dir=model_dir.parent, prefix=f".{model_dir.name}-"))
     except OSError as error:
         raise UserError(f"cannot write the tiny policy to {model_dir} ({error.strerror})", "choose another folder") from None
@@ -153,6 +156,13 @@ def _swap(scratch: Path, model_dir: Path) -> None:
         os.rename(model_dir, scratch / "old")
     os.rename(scratch / "new", model_dir)
     sync_folder(model_dir.parent)
+
+
+def _sweep(model_dir: Path) -> None:
+    """Remove what a killed training left, once it is too old to be one that still runs."""
+    for folder in model_dir.parent.glob(f".{model_dir.name}-*"):
+        if time.time() - folder.stat().st_mtime > STALE_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _recipe(data_dir: Path, seed: int, recipe: WarmStartSection) -> dict[str, Any]:
