@@ -15,3 +15,11 @@ slurmlight() { python3 -c 'from slurmlight.cli import main; main()' "$@"; }
 [ -d "$work/models/smol" ] || slurmlight model smol "$work/models/smol"
 [ -d "$work/models/warm" ] || slurmlight model warm "$work/models/smol" "$work/models/warm" \
     --data "$work/data/train_spider.parquet" --rest "$work/data/spider_rl.parquet" --epochs "${EPOCHS:-3}"
+[ -f "$work/data/dev_500.parquet" ] || python3 - "$work/data" <<'PY'
+import random, sys
+from pathlib import Path
+from slurmlight.data.parquet import read_rows, write_rows
+home = Path(sys.argv[1])
+rows = [row for row in read_rows(home / "dev.parquet") if row["db_id"] != "wta_1"]  # its rebuilt rows are synthetic
+write_rows(home / "dev_500.parquet", random.Random(0).sample(rows, 500))
+PY

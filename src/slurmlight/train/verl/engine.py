@@ -96,12 +96,18 @@ class _Attempt:
 
         preset, folder = self.preset, self.run.folder
         settings = config.build(preset, folder=folder.path, gpus=self.gpus, nodes=self.nodes)
-        start.check(settings, self.gpus)
+        start.check(settings, self.gpus, self.nodes)
         service = self.stack.enter_context(RolloutService(folder.path, preset, folder.attempt(self.run.attempt)))
         settings.agentlightning.agl_base_url, settings.agentlightning.agl_key = service.url, service.key
         if resume.path:
             settings.trainer.resume_mode, settings.trainer.resume_from_path = "resume_path", str(resume.path)
+        if self._stop_asked():  # bringing up Ray and its workers takes a minute or more each
+            return Outcome(finished=False, step=resume.step)
+        self.report.beat("ray")
         self.stack.enter_context(start.ray_session(self.scratch, variables, self.gpus, preset.job.cpus))
+        if self._stop_asked():
+            return Outcome(finished=False, step=resume.step)
+        self.report.beat("workers")
         trainer = start.trainer(settings, train, val)
         self.report.start(resume.step, trainer.total_training_steps)
         self.tracker = self.stack.enter_context(

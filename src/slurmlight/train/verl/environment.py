@@ -24,7 +24,7 @@ def gpu(caches: Path) -> dict[str, str]:
         "NCCL_CUMEM_ENABLE": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "300",
         "VLLM_CACHE_ROOT": str(caches / "vllm"),
         "TRITON_CACHE_DIR": str(caches / "triton"),

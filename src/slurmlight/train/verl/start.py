@@ -29,9 +29,12 @@ TRIES = 4  # of starting Ray
 JOIN_S = 300.0  # for the nodes of a job to form one cluster
 
 
-def check(config: DictConfig, gpus: int) -> None:
-    """verl's own checks, before anything is started. Raises UserError with verl's words, or for GPUs that are not there."""
-    if gpus > (there := torch.cuda.device_count()) and "SLURMLIGHT_RAY_NODES" not in os.environ:
+def check(config: DictConfig, gpus: int, nodes: int = 1) -> None:
+    """verl's own checks, before anything is started. Raises UserError with verl's words, or for what is not there."""
+    joined = "SLURMLIGHT_RAY_NODES" in os.environ
+    if nodes > 1 and not joined:
+        raise UserError(f"job.nodes={nodes} but no Ray cluster was formed over the nodes", "use one node (--nodes 1)")
+    if not joined and gpus > (there := torch.cuda.device_count()):
         raise UserError(f"job.gpus={gpus} but this machine shows {there}", "ask for fewer, or see why nvidia-smi shows less")
     OmegaConf.resolve(config)
     try:
