@@ -139,9 +139,9 @@ def test_runners_that_cannot_start_end_the_pool_with_their_last_words(
     policy: str, playground: Playground, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path)
-    with RunnerPool(playground.gateway, run, RunnerSection(n_runners=1), tmp_path, "nowhere:make") as pool:
-        with pytest.raises(ChildEnded, match=r"runners died without ending an episode.*no player called 'nowhere:make'"):
-            eventually(lambda: bool(pool.check()), seconds=300)
+    pool = RunnerPool(playground.gateway, run, RunnerSection(n_runners=1), tmp_path, "nowhere:make")
+    with pool, pytest.raises(ChildEnded, match=r"runners died without ending an episode.*no player called 'nowhere:make'"):
+        eventually(lambda: bool(pool.check()), seconds=300)
 
 
 def test_the_key_is_in_no_command_line_and_no_log_and_needed(playground: Playground) -> None:

@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     if len(arguments) != 1:
         print("usage: python -m slurmlight.train.main RUN_FOLDER", file=sys.stderr)
         return EXIT_BAD_CONFIG
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     folder = RunFolder(arguments[0])
     try:
         return train(folder)

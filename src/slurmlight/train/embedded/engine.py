@@ -58,7 +58,7 @@ class EmbeddedEngine:
 
 
 class Stopped(Exception):
-    """A stop was asked for while there was nothing to save yet."""
+    """A stop was asked for while there was nothing new to save."""
 
 
 class _Attempt:
@@ -98,6 +98,8 @@ class _Attempt:
         self.step = self.saved = self._load(resume.path, resume.step) if resume.path else 0
         self.report.start(self.step, self.total)
         self.results = Results(self.folder)
+        if self._stop_asked():
+            raise Stopped
         self._start_processes()
         logger = preset.trainer.logger
         self.tracker = self.stack.enter_context(Tracker(self.folder, logger, self.total, self.step))
