@@ -30,6 +30,7 @@ from slurmlight.runfolder import RunFolder
 TICK_S = 1.0
 SECURE_S = 20.0  # so long before the time to save is over the requeue is asked for, saved or not
 AGAIN_S = 0.5  # two Ctrl-C closer than this are one (terminal and launcher both pass it on)
+ORPHANED = Warning("batch process killed", SECURE_S + 20.0, coming_back=True)
 TERM_WAIT_S = 20.0  # for the TERM that follows a requeue
 RETRY_S = 1.0  # between attempts on this machine
 
@@ -59,6 +60,7 @@ class Supervisor:
     def __init__(self, run: RunFolder, plan: JobPlan, job: str) -> None:
         self.run_folder, self.plan = run, plan
         self.place: Place = here(job, plan, os.environ)
+        self.guard = os.getppid()
         self.warning: Warning | None = None
         self.secure_at: float | None = None
         self.interrupted: float | None = None
@@ -159,7 +161,7 @@ class Supervisor:
                 log.phase("interrupt", "ending at once")
                 return ""
             if self.secure_at and time.monotonic() > self.secure_at:
-                self._secure(log)
+                self._time_is_up(log)
             if (hung := payload.look()) and not self.warning:
                 log.phase("hang", hung)
                 payload.end_hung()
@@ -171,7 +173,7 @@ class Supervisor:
         if signum == signal.SIGINT and self.interrupted and now - self.interrupted > AGAIN_S:
             self.at_once = True
         self.interrupted = self.interrupted or now
-        warning = self.place.on_signal(signum)
+        warning = ORPHANED if self._orphaned else self.place.on_signal(signum)
         asked = self.run_folder.stop_request()
         if asked and asked.reason in PEOPLE:  # `slurmlight cancel` says so before it sends a signal
             warning = replace(warning, reason=asked.reason)
@@ -191,11 +193,18 @@ class Supervisor:
             at = time.monotonic() + max(0.0, warning.seconds - SECURE_S)
             self.secure_at = min(at, self.secure_at or at)
 
-    def _secure(self, log: Log) -> None:
-        """The time is nearly over and the payload still saves: coming back goes first, saving goes on until the kill."""
+    @property
+    def _orphaned(self) -> bool:
+        """The batch process was killed. Where Slurm lets its child live on, the job may come back meanwhile."""
+        return not self.place.local and os.getppid() != self.guard
+
+    def _time_is_up(self, log: Log) -> None:
+        """The payload still saves: coming back goes first, saving goes on until Slurm's kill."""
         self.secure_at = None
         assert self.warning
-        if self.plan.requeue and not self.warning.coming_back and self.warning.reason not in PEOPLE:
+        if self._orphaned:
+            self.at_once = True
+        elif self.plan.requeue and not self.warning.coming_back and self.warning.reason not in PEOPLE:
             log.phase("requeue", "the payload has not saved yet")
             if self.place.requeue(log.line):
                 self.warning = replace(self.warning, coming_back=True)
