@@ -225,7 +225,7 @@ def _application(raised: _Raised, attempt: Attempt) -> Finding:
     return Finding(
         cause=cause,
         evidence=raised.text[:EVIDENCE_LIMIT],
-        action="read the traceback that ends in this line; the job requeues under the cap while steps progress",
+        action="read the traceback that ends in this line and mend its cause; a requeue helps only against a passing fault",
         line=attempt.first + raised.end,
         attempt=attempt.number,
     )
