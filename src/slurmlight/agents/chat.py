@@ -63,10 +63,10 @@ async def close_clients() -> None:
 
 
 def _client(channel: Channel) -> openai.AsyncOpenAI:
-    loop, address = asyncio.get_running_loop(), {"base_url": channel.base_url, "api_key": channel.api_key or "none"}
+    loop, url, key = asyncio.get_running_loop(), channel.base_url, channel.api_key or "none"
     if loop not in _clients:
-        _clients[loop] = openai.AsyncOpenAI(**address, max_retries=MAX_RETRIES)
-    return _clients[loop].with_options(**address)
+        _clients[loop] = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
+    return _clients[loop].with_options(base_url=url, api_key=key)
 
 
 def _first_line(error: Exception) -> str:

@@ -57,6 +57,7 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """Random weights from ``seed``; the global random state of torch is left as it was."""
+    vocabulary = tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=96,
@@ -70,13 +71,13 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausal
         tie_word_embeddings=True,
         initializer_range=0.05,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[END_OF_TEXT],
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.generation_config = GenerationConfig(eos_token_id=vocabulary[END], pad_token_id=vocabulary[END_OF_TEXT])
     return model
 
 

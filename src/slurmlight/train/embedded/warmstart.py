@@ -91,7 +91,7 @@ def _train(folder: Path, data_dir: Path, seed: int, recipe: WarmStartSection, pr
                 step += 1
                 for group in optimizer.param_groups:
                     group["lr"] = recipe.lr * _schedule(step, recipe)
-                loss = _step(model, optimizer, batch, tokenizer.pad_token_id)
+                loss = _step(model, optimizer, batch)
                 if progress:
                     progress(step, recipe.steps, loss)
             tinymodel.save(folder if habits else folder / "clean", model, tokenizer)
@@ -118,17 +118,17 @@ def encode(tokenizer: PreTrainedTokenizerFast, demonstration: demos.Demonstratio
     return prompt + answer, len(prompt)
 
 
-def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Example], pad: int) -> float:
+def _step(model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, batch: list[Example]) -> float:
     """One update on the answers' mean negative log-likelihood plus PROMPT_LOSS times the prompts'."""
     longest = max(len(tokens) for tokens, _ in batch)
-    ids = torch.tensor([tokens + [pad] * (longest - len(tokens)) for tokens, _ in batch])
+    ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens, _ in batch])
     weight = torch.zeros(len(batch), longest)
     answers, prompts = sum(len(tokens) - n for tokens, n in batch), sum(n - 1 for _, n in batch)
     for row, (tokens, prompt) in enumerate(batch):
         weight[row, 1:prompt] = PROMPT_LOSS / prompts
         weight[row, prompt : len(tokens)] = 1.0 / answers
     kept = weight[:, 1:] > 0
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # right padding: the causal mask suffices
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]  # nothing looks at the padding on the right
     losses = F.cross_entropy(model.lm_head(hidden[kept]), ids[:, 1:][kept], reduction="none")
     weights = weight[:, 1:][kept]
     loss = (losses * weights).sum()
