@@ -1,4 +1,4 @@
-"""The SQL agent: a LangGraph graph write -> execute -> check -> (END | rewrite -> execute ...).
+"""The SQL agent: a LangGraph graph write -> execute -> (END | check -> (END | rewrite -> execute ...)).
 
     episode = await SqlAgent(SqlAgentConfig()).solve(task, endpoint)
 
@@ -56,7 +56,7 @@ class Play:
     result: Result | None = None  # of ``sql``; None where there was no query
     answer: str = ""
     answer_ran: bool = False
-    done: bool = False
+    accepted: bool = False  # by the model's check
 
 
 class State(TypedDict):
@@ -86,8 +86,8 @@ class SqlAgent:
         graph.add_node("rewrite", self._rewrite)
         graph.add_edge(START, "write")
         graph.add_edge("write", "execute")
-        graph.add_edge("execute", "check")
-        graph.add_conditional_edges("check", _next, {"rewrite": "rewrite", END: END})
+        graph.add_conditional_edges("execute", self._after_execution, ["check", "rewrite", END])
+        graph.add_conditional_edges("check", _after_check, ["rewrite", END])
         graph.add_edge("rewrite", "execute")
         return graph.compile()
 
@@ -122,27 +122,28 @@ class SqlAgent:
             play.answer, play.answer_ran = play.sql, ran
         return state
 
-    async def _check(self, state: State) -> State:
-        """Decide whether the answer stands. The last attempt is not checked: its verdict could change nothing."""
+    def _after_execution(self, state: State) -> str:
+        """Only a result can be reviewed, and the last attempt is not: its verdict could change nothing."""
         play = state["play"]
-        good = play.result is not None and play.result.kind == "rows"
         if play.attempts >= play.task.max_turns:
-            play.done = True
-        elif not good or play.result is None:
-            play.done = False
-        elif self.config.check == "rule":
-            play.done = bool(play.result.rows)
-        else:
-            play.done = await self._review(play, play.result)
-        return state
+            return END
+        if play.result is None or play.result.kind != "rows":
+            return "rewrite"
+        if self.config.check == "model":
+            return "check"
+        return END if play.result.rows else "rewrite"
 
-    async def _review(self, play: Play, result: Result) -> bool:
+    async def _check(self, state: State) -> State:
+        play = state["play"]
         messages = self.prompts.check(play.context, play.sql, play.feedback)
         reply = await self._call(play, "check", messages)
         play.turns.append(self._turn("check", messages, reply))
         correct = verdict(reply.text)
+        if correct is None:  # no verdict: the rule decides
+            correct = bool(play.result and play.result.rows)
+        play.accepted = correct
         play.feedback = self.prompts.tell_review(play.feedback, reply.text)
-        return bool(result.rows) if correct is None else correct  # no verdict: the rule decides
+        return state
 
     async def _call(self, play: Play, node: Node, messages: list[Message]) -> Reply:
         return await complete(play.llm, node in self.config.learn, messages, len(play.turns))
@@ -160,8 +161,8 @@ class SqlAgent:
         )
 
 
-def _next(state: State) -> str:
-    return END if state["play"].done else "rewrite"
+def _after_check(state: State) -> str:
+    return END if state["play"].accepted else "rewrite"
 
 
 _VERDICT = re.compile(r"\bTHE\s+QUERY\s+IS\s+(IN|NOT\s+)?CORRECT\b", re.IGNORECASE)
