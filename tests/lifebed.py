@@ -39,8 +39,8 @@ HANG = "os.kill(os.getpid(), signal.SIGSTOP)"
 class Home:
     """A folder with data and a random policy, made once, and runs under checkpoints/ that differ in name only."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, steps: int = STEPS) -> None:
+        self.path, self.steps = path, steps
         self._made = False
 
     def run(self, name: str, *, under: Path | None = None, **plan: Any) -> RunFolder:
@@ -49,7 +49,7 @@ class Home:
 
         checkpoints = under or self.path / "checkpoints"
         if not self._made:
-            settings = [f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={SAVE_FREQ}", "trainer.test_freq=0"]
+            settings = [f"trainer.total_training_steps={self.steps}", f"trainer.save_freq={SAVE_FREQ}", "trainer.test_freq=0"]
             trainbed.make_run(self.path, "template", settings)
             self._made = True
         folder = checkpoints / name
