@@ -104,7 +104,7 @@ def prepare(plan: JobPlan, preset: Preset, fresh: bool) -> RunFolder:
     """The run folder of ``plan``, made or taken up again. Raises UserError where it holds another configuration."""
     run = RunFolder(plan.run_folder)
     if fresh and run.path.exists():
-        _move_aside(run.path)
+        move_aside(run.path)
     before, now = read_json(run.config), presets.to_json(preset)
     if before is not None:
         changed = _changes(_flat(before), _flat(now))
@@ -130,7 +130,8 @@ def prepare(plan: JobPlan, preset: Preset, fresh: bool) -> RunFolder:
     return run
 
 
-def _move_aside(path: Path) -> None:
+def move_aside(path: Path) -> None:
+    """Rename a folder to the first free NAME~1, NAME~2 ..."""
     number = 1
     while (aside := path.with_name(f"{path.name}~{number}")).exists():
         number += 1
