@@ -178,10 +178,11 @@ def test_permutations_and_duplicates_through_sql(database: Path, rows: list[tupl
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("SELECT DISTINCT a FROM t; DROP TABLE t", "SELECT  a FROM t;"),
+        ("SELECT DISTINCT a FROM t; DROP TABLE t", "SELECT  a FROM t; "),
         ("SELECT count(distinct a), 'DISTINCT', \"distinct\" FROM t -- distinct", "SELECT count( a), 'DISTINCT', \"distinct\" FROM t -- distinct"),
-        ("SELECT ';' FROM (SELECT 1; ) ; x", "SELECT ';' FROM (SELECT 1; ) ;"),
-        ("SELECT 'it\\'s; distinct' ; 1", "SELECT 'it\\'s; distinct' ;"),
+        ("SELECT ';' FROM (SELECT 1; ) ; x", "SELECT ';' FROM (SELECT 1; ) ; "),
+        ("SELECT 'it\\'s; distinct' ; 1", "SELECT 'it\\'s; distinct' ; "),
+        ("SELECT 1; -- order by\n -- distinct\nSELECT 2", "SELECT 1; -- order by\n -- distinct\n"),
         ("a > = 1 and b < = 2 and c ! = 3", "a >= 1 and b <= 2 and c != 3"),
         ("  \n ", ""),
     ],

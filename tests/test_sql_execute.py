@@ -87,10 +87,9 @@ def test_what_honest_queries_use_is_allowed(database: Path) -> None:
 def test_the_time_stands_still(database: Path) -> None:
     sql = """SELECT date('now'), date(), time('NOW'), datetime('no' || 'w', '+1 day'), strftime('%Y'), strftime('%Y', x'6e6f77'),
              CURRENT_DATE, current_time, CURRENT_TIMESTAMP, date(NULL), date('2001-02-03'), unixepoch('now')"""
-    assert execute(database, sql).rows == [
-        ("2020-01-01", "2020-01-01", "00:00:00", "2020-01-02 00:00:00", "2020", "2020", "2020-01-01", "00:00:00")
-        + ("2020-01-01 00:00:00", None, "2001-02-03", 1577836800)
-    ]
+    (row,) = execute(database, sql).rows
+    assert row[:6] == ("2020-01-01", "2020-01-01", "00:00:00", "2020-01-02 00:00:00", "2020", "2020")
+    assert row[6:] == ("2020-01-01", "00:00:00", "2020-01-01 00:00:00", None, "2001-02-03", 1577836800)
 
 
 def test_text_that_is_not_utf8_keeps_its_bytes(database: Path) -> None:

@@ -52,12 +52,11 @@ DANGEROUS = frozenset(("load_extension", "fts3_tokenizer", "sqlite_log"))
 _PROCESS_WIDE = ("hard_heap_limit", "soft_heap_limit", "temp_store_directory", "data_store_directory")
 _SECRET_TABLES = ("sqlite_", "pragma_", "dbstat")
 
+_WRITES = "CREATE DROP ALTER ATTACH DETACH ANALYZE REINDEX PRAGMA SAVEPOINT TRANSACTION DELETE INSERT UPDATE"
 _WORDS = {
     value: name.removeprefix("SQLITE_").replace("_", " ")
     for name, value in vars(sqlite3).items()
-    if re.match(
-        r"SQLITE_(CREATE|DROP|ALTER|ATTACH|DETACH|ANALYZE|REINDEX|PRAGMA|SAVEPOINT|TRANSACTION|DELETE|INSERT|UPDATE)", name
-    )
+    if name.startswith(tuple(f"SQLITE_{word}" for word in _WRITES.split()))
 }
 
 

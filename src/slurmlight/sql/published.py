@@ -66,7 +66,8 @@ def first_statement(sql: str, keep_is_distinct: bool) -> str:
         kept.append(lexeme)
         depth += (lexeme == "(") - (lexeme == ")")
         if depth <= 0 and (lexeme == ";" or lexeme.upper() == "GO"):
-            kept.append(_TRAILING.match(sql, match.end())[0])  # type: ignore[index]  # it matches the empty text too
+            trailing = _TRAILING.match(sql, match.end())
+            kept.append(trailing.group() if trailing else "")
             break
     text = "".join(kept)
     return text if text.strip() else ""
