@@ -72,7 +72,7 @@ def test_any_gres_text_is_gpus_or_an_error(text: str) -> None:
         assert all(count >= 0 for count in read_gres(text).values())
 
 
-def test_request_for_one_of_two_types() -> None:  # G-03
+def test_g03_request_for_one_of_two_types() -> None:
     offer = ["gpu:a800:4(S:0-1),gpu:h20:4"]
     assert fit("mixed", offer, 4, "a800") == "a800"
     with pytest.raises(UserError, match="5 GPUs"):
@@ -80,14 +80,14 @@ def test_request_for_one_of_two_types() -> None:  # G-03
     assert fit("mixed", offer, 8) == ""
 
 
-def test_mixed_partition() -> None:  # G-07
+def test_g07_mixed_partition() -> None:
     offers = ["gpu:a800:4(S:0-1)", "(null)"]
     assert fit("p", offers, 4) == "a800"  # the type goes into the job, so it lands on a node that has them
     with pytest.raises(UserError, match="'p' has none"):
         fit("p", ["(null)"], 1)
 
 
-def test_more_than_a_node_has() -> None:  # G-08
+def test_g08_more_than_a_node_has() -> None:
     with pytest.raises(UserError) as error:
         fit("a800", ["gpu:a800:4"], 8)
     assert all(word in str(error.value) for word in ("8 GPUs", "at most 4", "'a800'"))
@@ -99,7 +99,7 @@ def test_unknown_type_lists_the_known() -> None:
 
 
 @pytest.mark.slurm
-def test_real_partition(cluster: SlurmBed) -> None:  # G-08
+def test_g08_real_partition(cluster: SlurmBed) -> None:
     assert slurm.partition_gres("a800") == ("gpu:a800:4",)
     assert fit("a800", slurm.partition_gres("a800"), 4) == "a800"
     with pytest.raises(UserError, match="a800, urgent"):
@@ -109,19 +109,19 @@ def test_real_partition(cluster: SlurmBed) -> None:  # G-08
 ROWS = "0, 34447, 81920, 72\n1, 34639, 81920, 68\n2, 6, 81920, 0\n3, 0, 81920, 0\n"
 
 
-def test_busy_gpus() -> None:  # V-01
+def test_v01_busy_gpus() -> None:
     assert [gpu.index for gpu in busy(read_rows(ROWS))] == [0, 1]
     assert 6 * 10 < BUSY_MIB < 34_447 / 10
 
 
-def test_units_and_missing_values() -> None:  # V-02
+def test_v02_units_and_missing_values() -> None:
     (gpu,) = read_rows("0, 34447 MiB, 81920 MiB, 72 %")
     assert (gpu.used, gpu.total, gpu.utilization) == (34447, 81920, 72)
     (gpu,) = busy(read_rows("0, 34447 MiB, 81920 MiB, [N/A]"))
     assert gpu.utilization is None
 
 
-def test_idle_gpus_after_the_first_step() -> None:  # V-03
+def test_v03_idle_gpus_after_the_first_step() -> None:
     assert idle_alarm([80272, 6, 6, 6]).startswith("3 of 4 GPUs idle")
     assert idle_alarm([80272, 79000, 78000, 80000]) == ""
 
@@ -132,7 +132,7 @@ def test_rows_that_cannot_be_read(text: str) -> None:
         read_rows(text)
 
 
-def test_broken_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # V-04
+def test_v04_broken_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     shim(tmp_path / "bin", "nvidia-smi", f'echo "{words}"; exit 9', monkeypatch)
     with pytest.raises(GpuError, match="NVIDIA-SMI has failed"):
@@ -150,7 +150,7 @@ case "$*" in
 esac"""
 
 
-def test_job_does_not_start_on_occupied_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # V-01, V-05
+def test_v01_v05_job_does_not_start_on_occupied_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ROWS.replace("\n", "\\n")
     shim(tmp_path / "bin", "nvidia-smi", SMI.format(pid=os.getpid(), rows=rows), monkeypatch)
     check_free(["2", "3"])
@@ -183,7 +183,7 @@ def test_start_gives_up_on_an_occupied_node(tmp_path: Path, monkeypatch: pytest.
         gpus.settle(1, "1", wait_s=0)
 
 
-def test_first_step_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # V-03
+def test_v03_first_step_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "0, 80272, 81920, 9\\n1, 6, 81920, 0\\n2, 6, 81920, 0\\n3, 6, 81920, 0\\n"
     shim(tmp_path / "bin", "nvidia-smi", SMI.format(pid=1, rows=rows), monkeypatch)
     assert gpus.unused(4, "0,1,2,3").startswith("3 of 4 GPUs idle")
@@ -191,7 +191,7 @@ def test_first_step_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert gpus.unused(0, None) == ""
 
 
-def test_only_own_gpus_count() -> None:  # V-05
+def test_v05_only_own_gpus_count() -> None:
     rows = read_rows("".join(f"{n}, {40000 if n < 4 else 6}, 81920, 0\n" for n in range(8)))
     assert busy(rows, {4, 5, 6, 7}) == ()
 
@@ -233,12 +233,12 @@ def test_doubtful_devices_are_an_error(value: str | None, wanted: int, words: st
         visible(value, wanted)
 
 
-def test_mig_where_a_slice_will_do() -> None:  # C-04
+def test_c04_mig_where_a_slice_will_do() -> None:
     assert visible(MIG, 1, whole=False) == (MIG,)
 
 
 @pytest.mark.slurm
-def test_real_devices(cluster: SlurmBed) -> None:  # C-01
+def test_c01_real_devices(cluster: SlurmBed) -> None:
     job = cluster.submit("echo $CUDA_VISIBLE_DEVICES", "--gres=gpu:a800:3")
     cluster.wait_job(job, "COMPLETED")
     assert len(visible(cluster.output(job).strip(), 3)) == 3

@@ -70,21 +70,21 @@ def test_state_of_all_components(parts: list[State], whole: State) -> None:
     assert together(parts) is whole
 
 
-def test_step_rows_never_decide() -> None:  # J-03
+def test_j03_step_rows_never_decide() -> None:
     rows = "17|FAILED|1:0\n17.batch|FAILED|1:0\n17.extern|COMPLETED|0:0\n17.0|CANCELLED|0:15\n"
     (record,) = from_sacct(rows)
     assert record.id == JobId(17)
     assert classify(record.words) is State.FAILED
 
 
-def test_pending_array_row_is_its_tasks() -> None:  # J-04
+def test_j04_pending_array_row_is_its_tasks() -> None:
     records = from_squeue("4_[2-3%2]|PENDING|JobArrayTaskLimit||PD\n")
     assert [record.id for record in records] == [JobId(4, 2), JobId(4, 3)]
     assert {classify(record.words, record.reason) for record in records} == {State.WAITING}
 
 
 @pytest.mark.parametrize("stdout", ["", "\n", "sbatch: hello\n", "abc;x", "Submitted batch job\n"])
-def test_no_job_id(stdout: str) -> None:  # J-06
+def test_j06_no_job_id(stdout: str) -> None:
     with pytest.raises(CommandGarbled, match="no job id"):
         sbatch_id(stdout)
 
@@ -94,7 +94,7 @@ def test_job_id_below_chatter() -> None:
     assert sbatch_id("Submitted batch job 77 on cluster kestrel\n") == JobId(77, cluster="kestrel")
 
 
-def test_array_lines_are_tasks() -> None:  # J-08
+def test_j08_array_lines_are_tasks() -> None:
     lines = "\n".join(
         f"JobId={job} ArrayJobId=7 ArrayTaskId={task} JobName=a UserId=u(1) JobState=RUNNING Reason=None"
         for job, task in ((7, 3), (12, 2), (11, 1), (10, 0))
@@ -123,7 +123,7 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slurm
-def test_real_array(cluster: SlurmBed) -> None:  # J-08
+def test_j08_real_array(cluster: SlurmBed) -> None:
     job = cluster.submit("sleep 60", "--array=0-3%2")
     wait_for(lambda: cluster.run("squeue", "-h", "-t", "R").count("\n") == 2, "two tasks to run")
     states = {str(task): slurm.job_state(f"{job}_{task}").state for task in range(4)}
@@ -133,7 +133,7 @@ def test_real_array(cluster: SlurmBed) -> None:  # J-08
 
 
 @pytest.mark.slurm
-def test_real_heterogeneous_job(cluster: SlurmBed) -> None:  # J-02
+def test_j02_real_heterogeneous_job(cluster: SlurmBed) -> None:
     text = cluster.run("sbatch", "--parsable", "--wrap=sleep 60", "-o", "/dev/null", ":", "--wrap=sleep 60")
     job = int(text)
     wait_for(lambda: slurm.job_state(f"{job}+1").state is State.RUNNING, "component 1 to run")
@@ -141,7 +141,7 @@ def test_real_heterogeneous_job(cluster: SlurmBed) -> None:  # J-02
 
 
 @pytest.mark.slurm
-def test_lost_answer_found(cluster: SlurmBed, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # J-07
+def test_j07_lost_answer_found(cluster: SlurmBed, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = cluster.run("which", "sbatch").strip()
     shim(tmp_path / "bin", "sbatch", f'{real} "$@" > /dev/null; sleep 60', monkeypatch)
     monkeypatch.setattr(submit, "SBATCH_DEADLINE_S", 1.0)
@@ -150,9 +150,9 @@ def test_lost_answer_found(cluster: SlurmBed, script: Path, tmp_path: Path, monk
 
 
 @pytest.mark.slurm
-def test_lost_request_sent_once_more(
+def test_j07_lost_request_sent_once_more(
     cluster: SlurmBed, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # J-07
+) -> None:
     earlier = slurm.sbatch(script)  # the run's job of last week, say: the same name, so not to be taken for the new one
     slurm.cancel(earlier)
     monkeypatch.setattr(slurm, "CLOCKS_S", -1.0)
@@ -167,9 +167,9 @@ def test_lost_request_sent_once_more(
 
 
 @pytest.mark.slurm
-def test_silent_sbatch_is_no_submission(
+def test_j06_silent_sbatch_is_no_submission(
     cluster: SlurmBed, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # J-06
+) -> None:
     shim(tmp_path / "bin", "sbatch", "exit 0", monkeypatch)
     with pytest.raises(UserError, match="no job id"):
         slurm.sbatch(script)

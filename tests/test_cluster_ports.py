@@ -32,12 +32,12 @@ def all_ports(ports: Ports) -> set[int]:
     return {*ports.named().values(), *ports.workers}
 
 
-def test_two_jobs_on_a_node() -> None:  # P-01
+def test_p01_two_jobs_on_a_node() -> None:
     with reserve(1000000, 1) as first, reserve(1001024, 1) as second:
         assert all_ports(first.ports).isdisjoint(all_ports(second.ports))
 
 
-def test_second_job_moves_on_from_a_taken_block() -> None:  # P-01
+def test_p01_second_job_moves_on_from_a_taken_block() -> None:
     with reserve(7, 1) as first, reserve(7, 1) as second:
         assert all_ports(first.ports).isdisjoint(all_ports(second.ports))
         assert any(str(first.ports.guard) in note for note in second.notes)
@@ -50,7 +50,7 @@ def test_block_is_free_again_after_close() -> None:
         assert again.ports.base == base
 
 
-def test_foreign_port_in_the_block() -> None:  # P-02
+def test_p02_foreign_port_in_the_block() -> None:
     wanted = next(candidates(7, 1, ephemeral_range()[0]))
     with socket.socket() as foreign:
         foreign.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,23 +66,23 @@ def test_block_lies_below_the_ephemeral_range(job: int, attempt: int, low: int) 
     assert min(all_ports(ports)) >= 1024 and max(all_ports(ports)) < low
 
 
-def test_federated_job_id() -> None:  # P-03
+def test_p03_federated_job_id() -> None:
     with reserve(4227858999, 1) as mine:
         assert all(1024 <= port < ephemeral_range()[0] for port in all_ports(mine.ports))
 
 
-def test_low_ephemeral_range() -> None:  # P-04
+def test_p04_low_ephemeral_range() -> None:
     with reserve(5, 1, (9000, 65000)) as mine:
         assert all(1024 <= port <= 8999 for port in all_ports(mine.ports))
         assert not any("safe" in note for note in mine.notes)
 
 
-def test_no_safe_range() -> None:  # P-04
+def test_p04_no_safe_range() -> None:
     with reserve(5, 1, (1024, 65535)) as mine:
         assert "no safe ports" in mine.notes[0]
 
 
-def test_no_port_has_two_roles() -> None:  # P-05
+def test_p05_no_port_has_two_roles() -> None:
     ports = Ports(20_000)
     single = list(ports.named().values())
     assert len(single) == len(set(single))
@@ -106,7 +106,7 @@ def test_attempts_move_through_the_blocks(job: int, attempts: int) -> None:
 # temp folders
 
 
-def test_temp_folder_does_not_follow_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:  # P-06
+def test_p06_temp_folder_does_not_follow_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/lustre/project-text2sql/user1/scratch/jobs/tmp.t0016")
     folder = job_folder(4227858999) / "99"
     assert folder.parts[:2] == ("/", "tmp")
@@ -120,7 +120,7 @@ def test_temp_folder_does_not_follow_tmpdir(monkeypatch: pytest.MonkeyPatch) -> 
     [("a", 43, True), ("a", 44, False), ("é", 43, False)],
     ids=["P-07-43", "P-07-44", "P-07-bytes"],
 )
-def test_socket_length(letter: str, length: int, fits: bool) -> None:  # P-07
+def test_p07_socket_length(letter: str, length: int, fits: bool) -> None:
     folder = "/tmp/" + letter * (length - 5)
     if fits:
         check_sockets(folder)
@@ -129,12 +129,12 @@ def test_socket_length(letter: str, length: int, fits: bool) -> None:  # P-07
         check_sockets(folder)
 
 
-def test_44_bytes_are_108() -> None:  # P-07
+def test_p07_44_bytes_are_108() -> None:
     with pytest.raises(UserError, match="108 > 107"):
         check_sockets("/tmp/" + "a" * 39)
 
 
-def test_folder_of_another_user_is_not_touched(tmp_path: Path) -> None:  # P-08
+def test_p08_folder_of_another_user_is_not_touched(tmp_path: Path) -> None:
     root = Path("/tmp") / f"sl{os.getpid()}"
     root.mkdir()
     try:
@@ -164,7 +164,7 @@ def test_unwritable_root() -> None:
         temp_folder(7, 1, Path("/proc"))
 
 
-def test_names_hold_the_attempt() -> None:  # P-09
+def test_p09_names_hold_the_attempt() -> None:
     assert container_name(7, 1) != container_name(7, 2)
     names = caches(7)
     assert set(names) == {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"}

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from pathlib import Path
 
 import pytest
 
-from slurmlight.cluster import command, slurm
+from slurmlight.cluster import command
 from slurmlight.cluster.records import from_sacct, from_scontrol, from_squeue, from_squeue_json, from_squeue_row
-from slurmlight.cluster.refusals import SubmitRefused, refusal
+from slurmlight.cluster.refusals import refusal
 from slurmlight.cluster.states import ENDED, TABLE, State, classify
 from slurmlight.cluster.verdicts import Verdict, from_accounting, from_queue, without_record
-from slurmlight.errors import UserError
-from tests.slurmbed import SlurmBed, wait_for
-from tests.test_cluster_jobid import shim
 
 WORDS = {
     State.WAITING: "PENDING CONFIGURING EXPEDITING REQUEUED REQUEUE_FED",
@@ -61,7 +55,7 @@ def accounting(text: str, now: float = 0.0) -> Verdict:
     return from_accounting(record, now)
 
 
-def test_cancelled_names_the_user() -> None:  # S-02
+def test_s02_cancelled_names_the_user() -> None:
     seen = accounting("17|CANCELLED by 1001|0:0||")
     assert (seen.state, seen.final) == (State.CANCELLED, True)
     assert "1001" in seen.says
@@ -98,7 +92,7 @@ def test_flags(words: str | list[str], state: State) -> None:
     assert classify(words) is state
 
 
-def test_launch_failed_row() -> None:  # S-05
+def test_s05_launch_failed_row() -> None:
     (record,) = from_squeue_row("80520_36 gpu align.sh PENDING 0:00 1 (launch failed requeued held)")
     seen = from_queue(record)
     assert (seen.job, seen.state, seen.final) == ("80520_36", State.HELD, False)
@@ -127,13 +121,13 @@ def test_held(text: str) -> None:
     assert "scontrol release 6" in seen.hint
 
 
-def test_held_by_an_administrator() -> None:  # S-07
+def test_s07_held_by_an_administrator() -> None:
     seen = queue(scontrol(JobState="PENDING", Reason="JobHeldAdmin"))
     assert seen.state is State.HELD
     assert "only an administrator can release it" in seen.hint
 
 
-def test_never_starts() -> None:  # S-08
+def test_s08_never_starts() -> None:
     seen = queue("2|PENDING|DependencyNeverSatisfied||PD|afterok:1(failed)")
     assert (seen.state, seen.final) == (State.BLOCKED, False)
     assert "job 1 " in seen.says
@@ -149,24 +143,24 @@ def test_waits(reason: str) -> None:
     assert queue(f"7|PENDING|{reason}||PD").state is State.WAITING
 
 
-def test_requeue_wait() -> None:  # S-09
+def test_s09_requeue_wait() -> None:
     seen = queue(scontrol(Restarts=1, JobState="PENDING", Reason="BeginTime"))
     assert (seen.state, seen.final, seen.attempt) == (State.WAITING, False, 2)
     assert "attempt 2" in seen.says and "2 minutes" in seen.says
 
 
-def test_completing() -> None:  # S-10
+def test_s10_completing() -> None:
     seen = queue("1|COMPLETING|None|a800-1|CG")
     assert (seen.state, seen.final) == (State.ENDING, False)
 
 
-def test_last_attempt_wins() -> None:  # S-11
+def test_s11_last_attempt_wins() -> None:
     seen = accounting("17|PREEMPTED|0:0|2026-11-29T18:00:00|a800-1\n17|COMPLETED|0:0|2026-11-29T19:00:00|a800-2\n")
     assert (seen.state, seen.final) == (State.COMPLETED, True)
 
 
 @pytest.mark.parametrize("word", ["PREEMPTED", "NODE_FAIL"])
-def test_absent_for_long_is_final(word: str) -> None:  # S-13
+def test_s13_absent_for_long_is_final(word: str) -> None:
     end = time.mktime(time.strptime("2026-11-29T18:00:00", "%Y-%m-%dT%H:%M:%S"))
     row = f"17|{word}|0:0|2026-11-29T18:00:00|a800-1"
     assert accounting(row, end + 299).final is False
@@ -180,13 +174,13 @@ def test_preempted_in_the_queue_comes_back() -> None:
     assert queue(scontrol(JobState="NODE_FAIL", Reason="NodeDown", Requeue=0)).final is True
 
 
-def test_output_folder_cannot_be_written() -> None:  # S-19
+def test_s19_output_folder_cannot_be_written() -> None:
     seen = queue(scontrol(JobState="FAILED", Reason="JobLaunchFailure", ExitCode="0:53"))
     assert (seen.state, seen.final) == (State.FAILED, True)
     assert "output folder cannot be written on the node" in seen.says
 
 
-def test_nobody_knows_the_job() -> None:  # S-15
+def test_s15_nobody_knows_the_job() -> None:
     assert without_record("6", finished=True).state is State.COMPLETED
     lost = without_record("6", finished=False)
     assert (lost.state, lost.final) == (State.GONE, True) and "lost" in lost.says
@@ -210,7 +204,7 @@ def test_garbled_json(document: object) -> None:
         from_squeue_json(document)
 
 
-def test_json_of_newer_slurm() -> None:  # S-17
+def test_s17_json_of_newer_slurm() -> None:
     job = {
         "job_id": {"set": True, "infinite": False, "number": 9},
         "job_state": ["PENDING", "REQUEUE_HOLD"],
@@ -245,183 +239,6 @@ def test_refusal_says_what_to_change(stderr: str, words: str) -> None:
     error = refusal(stderr, "a800, urgent")
     assert words in str(error) and error.exit_code == 2
     assert "sbatch:" not in str(error)
-
-
-# on a real Slurm
-
-
-@pytest.mark.slurm
-def test_real_requeue(cluster: SlurmBed) -> None:  # S-09, S-10, R-10
-    job = cluster.submit("trap '' TERM; echo up; while :; do sleep 0.2; done")
-    wait_for(lambda: cluster.output(job), "its first line")
-    assert slurm.job_state(job).state is State.RUNNING
-    slurm.requeue(job)
-    seen = slurm.job_state(job)
-    assert (seen.state, seen.final, seen.restarts) == (State.ENDING, False, 1)
-    slurm.requeue(job)  # ending already
-    wait_for(lambda: slurm.job_state(job).state is State.WAITING, "the requeue wait")
-    slurm.requeue(job)  # "Job is pending execution for job 1", exit 1: counts as requeued
-    seen = slurm.job_state(job)
-    assert (seen.attempt, seen.reason) == (2, "BeginTime")
-
-
-@pytest.mark.slurm
-def test_real_no_requeue(cluster: SlurmBed) -> None:
-    job = cluster.submit("sleep 60", "--no-requeue")
-    cluster.wait_job(job, "RUNNING")
-    with pytest.raises(UserError, match="--no-requeue"):
-        slurm.requeue(job)
-
-
-@pytest.mark.slurm
-def test_real_hold(cluster: SlurmBed) -> None:  # S-06, S-07
-    job = cluster.submit("sleep 60", "--hold")
-    seen = slurm.job_state(job)
-    assert (seen.state, seen.final) == (State.HELD, False)
-    slurm.release(job)
-    cluster.wait_job(job, "RUNNING")
-    cluster.run("scontrol", "requeuehold", str(job))
-    wait_for(lambda: slurm.job_state(job).state is State.HELD, "the held state")
-    assert slurm.job_state(job).hint == f"scontrol release {job}"
-
-
-@pytest.mark.slurm
-def test_real_blocked(cluster: SlurmBed) -> None:  # S-08
-    parent = cluster.submit("exit 3")
-    child = cluster.submit("true", f"--dependency=afterok:{parent}")
-    big = cluster.submit("true", "-N", "9")
-    wait_for(lambda: slurm.job_state(child).state is State.BLOCKED, "the broken dependency")
-    assert f"job {parent} " in slurm.job_state(child).says
-    wait_for(lambda: slurm.job_state(big).state is State.BLOCKED, "the node limit")
-
-
-@pytest.mark.slurm
-def test_real_unknown_job(cluster: SlurmBed) -> None:  # S-14, S-15
-    gone = slurm.job_state(424242)
-    assert (gone.state, gone.final) == (State.GONE, True)
-    assert gone.notes == (slurm.ACCOUNTING_OFF,)
-    assert slurm.job_state(424242, finished=True).state is State.COMPLETED
-
-
-@pytest.mark.slurm
-def test_real_known_and_unknown(cluster: SlurmBed) -> None:  # S-16
-    job = cluster.submit("true")
-    cluster.wait_job(job, "COMPLETED")
-    assert cluster.run("squeue", "-h", "-j", f"424242,{job}") == ""
-    assert [slurm.job_state(one).state for one in (424242, job)] == [State.GONE, State.COMPLETED]
-
-
-@pytest.mark.slurm
-def test_real_json_holds_all_jobs(cluster: SlurmBed) -> None:  # S-17
-    jobs = [cluster.submit("sleep 60") for _ in range(2)]
-    cluster.wait_job(jobs[1], "RUNNING")
-    text = cluster.run("squeue", "--json", "-j", str(jobs[1]))
-    (mine,) = (record for record in from_squeue_json(json.loads(text)) if record.id.job == jobs[1])
-    assert (mine.words, mine.restarts, mine.nodes) == (("RUNNING",), 0, "a800-1")
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize("scontrol", ["exit 127", "echo hello", "echo JobId=1 JobState"], ids=["fails", "chatter", "cut"])
-def test_real_without_scontrol(cluster: SlurmBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str) -> None:
-    job = cluster.submit("sleep 60")
-    cluster.wait_job(job, "RUNNING")
-    shim(tmp_path / "bin", "scontrol", scontrol, monkeypatch)
-    seen = slurm.job_state(job)
-    if scontrol == "exit 127":
-        assert (seen.state, seen.final) == (State.UNKNOWN, False)
-        return
-    assert (seen.state, seen.restarts) == (State.RUNNING, 0)
-    shim(tmp_path / "bin", "squeue", f'[ $1 != --json ] && exec {cluster.run("which", "squeue").strip()} "$@"', monkeypatch)
-    assert slurm.job_state(job).state is State.RUNNING
-    shim(tmp_path / "bin", "squeue", "echo nonsense", monkeypatch)
-    assert slurm.job_state(job).state is State.UNKNOWN
-
-
-@pytest.mark.slurm
-def test_queue_before_accounting(cluster: SlurmBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # S-12
-    job = cluster.submit("sleep 60", "--begin=now+1hour")
-    shim(tmp_path / "bin", "sacct", f"echo '{job}|PREEMPTED|0:0|2026-01-01T00:00:00|a800-1'", monkeypatch)
-    assert slurm.job_state(job).state is State.WAITING
-    shim(tmp_path / "bin", "sacct", "echo '424242|PREEMPTED|0:0|2026-01-01T00:00:00|a800-1'", monkeypatch)
-    seen = slurm.job_state(424242)
-    assert (seen.state, seen.final, seen.source) == (State.PREEMPTED, True, "accounting")
-    shim(tmp_path / "bin", "sacct", "echo '424242|COMPLETED'; echo '424242.0|FAILED'", monkeypatch)
-    assert slurm.job_state(424242).state is State.COMPLETED
-    shim(tmp_path / "bin", "sacct", "echo nonsense", monkeypatch)
-    assert slurm.job_state(424242).state is State.GONE
-
-
-@pytest.mark.slurm
-def test_real_refusals(cluster: SlurmBed, tmp_path: Path) -> None:  # S-18
-    script = tmp_path / "job.sh"
-    named = "#!/bin/sh\n#SBATCH -J run-refused\n#SBATCH {}\ntrue\n"
-    for option, words in (("-p nope", "a800, urgent"), ("--gres=gpu:a800:8", "node configuration"), ("--time=x", "--time")):
-        script.write_text(named.format(option))
-        with pytest.raises(SubmitRefused, match=words):
-            slurm.sbatch(script)
-    assert "FAILED" in cluster.run("squeue", "-h", "-t", "all", "-n", "run-refused", "-o", "%T")
-    assert slurm.find_by_name("run-refused") is None
-
-
-@pytest.mark.slurm
-def test_real_output_folder(cluster: SlurmBed) -> None:  # S-19
-    job = cluster.submit("true", "--output=/nonexistent/%j.out")
-    wait_for(lambda: slurm.job_state(job).final, "its end")
-    assert "output folder cannot be written" in slurm.job_state(job).says
-
-
-@pytest.mark.slurm
-def test_real_dependency(cluster: SlurmBed) -> None:  # S-20
-    with pytest.raises(UserError, match="999999"):
-        slurm.require_parent(999999)
-    job = cluster.submit("sleep 60")
-    assert slurm.require_parent(job) == str(job)
-
-
-@pytest.mark.slurm
-def test_real_missing_configuration(cluster: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:  # S-21
-    monkeypatch.setenv("SLURM_CONF", "/nonexistent/slurm.conf")
-    with pytest.raises(command.DeadlineExceeded, match=r"/nonexistent/slurm\.conf"):
-        slurm.call("squeue", deadline_s=2)
-    assert 0 < command.DEADLINE_S < 60
-
-
-@pytest.mark.slurm
-def test_real_controller_down(cluster: SlurmBed) -> None:
-    job = cluster.submit("sleep 60")
-    cluster.wait_job(job, "RUNNING")
-    cluster.stop_controller()
-    seen = slurm.job_state(job)
-    assert (seen.state, seen.final) == (State.UNKNOWN, False)
-    told: list[str] = []
-
-    def tell(line: str) -> None:
-        told.append(line)
-        cluster.start_controller()
-
-    assert slurm.patiently(slurm.partitions, tell) == ("a800", "urgent")
-    assert "next try in" in told[0]
-    wait_for(lambda: slurm.job_state(job).state is State.RUNNING, "the job to be seen again")
-
-
-@pytest.mark.slurm
-def test_real_controller_stays_down(cluster: SlurmBed) -> None:
-    cluster.stop_controller()
-    with pytest.raises(slurm.SlurmDown, match="slurmctld is down"):
-        slurm.patiently(slurm.partitions, lambda _: None, limit_s=0.1)
-
-
-@pytest.mark.slurm
-def test_environment_does_not_change_answers(cluster: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SQUEUE_FORMAT", "%j")
-    monkeypatch.setenv("SLURM_TIME_FORMAT", "%s")
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    env = command.clean_environment()
-    assert {"SQUEUE_FORMAT", "SLURM_TIME_FORMAT", "SLURM_JOB_ID"} & set(env) == set()
-    assert (env["LC_ALL"], env["SLURM_CONF"]) == ("C", os.environ["SLURM_CONF"])
-    job = cluster.submit("sleep 60", "-J", "named")
-    assert slurm.find_by_name("named", time.time() - 5) == str(job)
 
 
 def test_final_states() -> None:
