@@ -1,5 +1,7 @@
 """Preset -> verl's configuration, under verl's own key names; a key verl does not know is refused (verl merges it silently)."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import dataclasses

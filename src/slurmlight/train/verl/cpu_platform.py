@@ -4,6 +4,8 @@ Named in ``VERL_USE_EXTERNAL_MODULES`` by ``environment.cpu``. A logical Ray "GP
 What each patch is for is said at the patch; nothing here is used where a GPU is present.
 """
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib

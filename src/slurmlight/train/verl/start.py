@@ -1,5 +1,7 @@
 """Bring up Ray, check verl's configuration without a GPU, and build the trainer with its workers."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import contextlib

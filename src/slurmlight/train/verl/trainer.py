@@ -1,5 +1,7 @@
 """Agent-Lightning's trainer for verl, with this kit's life cycle around its step: stop, save, resume, liveness, heartbeat."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import random

@@ -1,5 +1,7 @@
 """What every Ray worker process of a run does first: Agent-Lightning's losses and compatibility shims are registered."""
 
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 
