@@ -7,6 +7,7 @@ class that has rows, and lets the event loop serve its sockets.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
@@ -79,7 +80,7 @@ class Batcher:
         self.decoder = decoder
         self.places = places
         self.end_tokens = end_tokens
-        self.seconds = 0.0  # spent in prefill and decoding
+        self.cpu_seconds = 0.0  # of the process, spent in prefill and decoding
         self._waiting: deque[_Row] = deque()
         self._classes: dict[int, _Rows] = {}
         self._known: OrderedDict[tuple[int, ...], tuple[list[Array], Array]] = OrderedDict()
@@ -104,15 +105,14 @@ class Batcher:
                 row.done.set_exception(Replaced())
 
     async def run(self) -> None:
-        clock = asyncio.get_running_loop().time
         while True:
             await self._work.wait()
-            started = clock()
+            started = time.process_time()
             self._admit()
             busy = [under_way for under_way in self._classes.values() if under_way.rows]
             for under_way in busy:
                 self._step(under_way)
-            self.seconds += clock() - started
+            self.cpu_seconds += time.process_time() - started
             if not busy and not self._waiting:
                 self._work.clear()
             await asyncio.sleep(0)

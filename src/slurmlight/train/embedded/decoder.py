@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 from slurmlight.errors import UserError
 
-type Array = np.ndarray[Any, np.dtype[np.float32]]
+type Array = np.ndarray[Any, Any]  # float32 everywhere in this module
 SMALLEST_CLASS = 128  # tokens; length classes are this times a power of two
 
 

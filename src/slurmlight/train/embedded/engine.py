@@ -18,15 +18,15 @@ from slurmlight.agents.contract import SqlTask
 from slurmlight.errors import UserError
 from slurmlight.presets import Preset
 from slurmlight.runfolder import RunFolder
-from slurmlight.tracking.names import REWARD, SECONDS, STEP, VALIDATION, series
+from slurmlight.tracking.names import SECONDS, STEP, VALIDATION, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train.checkpoints import Resume, resume_point
-from slurmlight.train.embedded.actor import Actor, Row
+from slurmlight.train.embedded.actor import Actor
+from slurmlight.train.embedded.batch import make_batch, statistics
 from slurmlight.train.embedded.exam import Exam, examine
-from slurmlight.train.embedded.grpo import advantages
 from slurmlight.train.embedded.order import DataOrder, episode_seed
 from slurmlight.train.embedded.policy import PolicyServer
-from slurmlight.train.embedded.prepare import load_splits, make_tiny
+from slurmlight.train.embedded.prepare import load_splits, make_tiny, refuse
 from slurmlight.train.embedded.report import Reporter
 from slurmlight.train.embedded.results import Results
 from slurmlight.train.embedded.usage import Usage
@@ -46,7 +46,7 @@ class EmbeddedEngine:
 
     def train(self, run: TrainingRun) -> Outcome:
         """Raises UserError before anything is started; ChildEnded, TooManyFailed, OSError (disk full) when it cannot go on."""
-        _refuse(run.preset)
+        refuse(run.preset)
         torch.set_num_threads(run.preset.engine.threads)
         torch.use_deterministic_algorithms(True)
         report = Reporter(run)
@@ -153,12 +153,12 @@ class _Attempt:
         row: dict[str, Any] = {STEP: self.step, "training/epoch": self.order.epoch(self.step)}
         with self._timed(row, "gen"), self.usage.measured(row):
             played = self._play()
-        row |= _statistics(played)
         with self._timed(row, "adv"):
-            mini_batches = self._mini_batches(played, row)
+            batch = make_batch(played, self.preset)
+        row |= statistics(played, batch)
         with self._timed(row, "update_actor"):
             self.report.beat("update")
-            row |= self.actor.update(mini_batches)
+            row |= self.actor.update(batch.mini_batches)
         with self._timed(row, "update_weights"):
             self._publish()
         last = self.step == self.total
@@ -187,27 +187,6 @@ class _Attempt:
         ]
         return self.playground.play(jobs, self._progress("rollout", len(jobs)))
 
-    def _mini_batches(self, played: Sequence[Played], row: dict[str, Any]) -> list[list[Row]]:
-        """Rows with their episode's advantage, by mini batches of ``ppo_mini_batch_size`` tasks; uniform groups left out."""
-        n, size = self.preset.actor_rollout_ref.rollout.n, self.preset.actor_rollout_ref.actor.ppo_mini_batch_size
-        groups = [played[start : start + n] for start in range(0, len(played), n)]
-        rows = [self._rows(place, group) for place, group in enumerate(groups)]
-        row["training/n_groups"] = len(groups)
-        row["training/n_zero_adv_groups"] = sum(not group for group in rows)
-        row["training/n_sample_trained"] = sum(len(group) for group in rows)
-        return [[one for group in rows[start : start + size] for one in group] for start in range(0, len(rows), size)]
-
-    def _rows(self, task: int, group: Sequence[Played]) -> list[Row]:
-        scored = [(sample, one) for sample, one in enumerate(group) if one.reward is not None]
-        values = advantages(
-            [one.reward for _, one in scored if one.reward is not None], self.preset.algorithm.norm_adv_by_std_in_grpo
-        )
-        return [
-            Row(task, sample, call.prompt, call.response, call.logprobs, value)
-            for (sample, one), value in zip(scored, values or [], strict=values is not None)
-            for call in one.calls
-        ]
-
     def _publish(self) -> None:
         self.actor.export(self.weights)
         self.policy.load(self.weights, self.step)
@@ -234,10 +213,9 @@ class _Attempt:
         for split in self.results.splits(self.splits):
             self.results.add(split, "start", self._examine(split, "start"))
         clean = Path(self.preset.actor_rollout_ref.model.path) / "clean"
-        if clean.is_dir() and self.results.splits(self.splits):
+        if clean.is_dir() and "test" in self.splits:
             self.policy.load(clean.absolute(), 0)
-            for split in self.results.splits(self.splits):
-                self.results.add(split, "clean", self._examine(split, "clean"))
+            self.results.add("test", "clean", self._examine("test", "clean"))
             self.policy.load(self.weights, 0)
         self.results.keep()
 
@@ -278,32 +256,3 @@ class _Attempt:
         started = time.perf_counter()
         yield
         row[f"timing_s/{name}"] = time.perf_counter() - started
-
-
-def _statistics(played: Sequence[Played]) -> dict[str, float]:
-    scored = [one for one in played if one.reward is not None]
-    calls = [call for one in scored for call in one.calls]
-    row: dict[str, float] = {
-        "training/n_rollouts": len(played),
-        "training/n_failed_rollouts": len(played) - len(scored),
-        "training/n_turns": len(calls),
-    }
-    if scored:
-        row[REWARD] = sum(one.reward or 0.0 for one in scored) / len(scored)
-    if calls:
-        row["prompt_length/mean"] = sum(len(call.prompt) for call in calls) / len(calls)
-        row["response_length/mean"] = sum(len(call.response) for call in calls) / len(calls)
-    return row
-
-
-def _refuse(preset: Preset) -> None:
-    if preset.algorithm.use_kl_in_reward:
-        raise UserError("the embedded engine has no KL penalty inside the reward", "use actor.use_kl_loss, or a verl preset")
-    if preset.data.truncation != "error":
-        raise UserError(
-            f"the embedded engine does not cut prompts (data.truncation={preset.data.truncation})", "set it to error"
-        )
-    if preset.actor_rollout_ref.model.lora_rank:
-        raise UserError("the embedded engine trains all weights", "set model.lora_rank to 0")
-    if preset.actor_rollout_ref.rollout.temperature <= 0:
-        raise UserError("rollout.temperature=0 gives equal episodes and nothing to compare", "set it above 0")

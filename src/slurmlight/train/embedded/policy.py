@@ -76,9 +76,9 @@ class PolicyServer:
             self.check()
             raise ChildEnded(f"the policy server did not take new weights ({error}); see {self.child.log}") from error
 
-    def generation_seconds(self) -> float:
-        """Seconds spent in prefill and decoding since it started."""
-        return self._http.get("/health").raise_for_status().json()["generation_seconds"]
+    def generation_cpu_seconds(self) -> float:
+        """Spent in prefill and decoding since it started."""
+        return self._http.get("/health").raise_for_status().json()["generation_cpu_seconds"]
 
     def _wait_until_healthy(self) -> None:
         deadline = time.monotonic() + _START_S

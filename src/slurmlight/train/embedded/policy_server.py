@@ -143,8 +143,8 @@ def create_app(policy: Policy, key: str = "") -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        seconds = policy.batcher.seconds
-        return {"status": "ok", "pid": os.getpid(), "version": policy.version, "generation_seconds": seconds}
+        spent = policy.batcher.cpu_seconds
+        return {"status": "ok", "pid": os.getpid(), "version": policy.version, "generation_cpu_seconds": spent}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _end_process_on_error(task: asyncio.Task[None]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="The tiny policy behind the OpenAI chat API.")
     parser.add_argument("--model", type=Path, required=True, help="folder of a saved Qwen3 model with its tokenizer")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)

@@ -8,10 +8,25 @@ from pathlib import Path
 from slurmlight.agents.contract import SqlTask
 from slurmlight.data import toy
 from slurmlight.data.tasks import load_tasks
+from slurmlight.errors import UserError
 from slurmlight.presets import Preset
 from slurmlight.train.embedded.warmstart import ensure_tiny_policy
 
 TOY_SEED = 0  # of the data; runs of different engine.seed share them
+
+
+def refuse(preset: Preset) -> None:
+    """Raises UserError for what the schema allows and this engine does not do."""
+    if preset.algorithm.use_kl_in_reward:
+        raise UserError("the embedded engine has no KL penalty inside the reward", "use actor.use_kl_loss, or a verl preset")
+    if preset.data.truncation != "error":
+        raise UserError(
+            f"the embedded engine does not cut prompts (data.truncation={preset.data.truncation})", "set it to error"
+        )
+    if preset.actor_rollout_ref.model.lora_rank:
+        raise UserError("the embedded engine trains all weights", "set model.lora_rank to 0")
+    if preset.actor_rollout_ref.rollout.temperature <= 0:
+        raise UserError("rollout.temperature=0 gives equal episodes and nothing to compare", "set it above 0")
 
 
 def make_tiny(preset: Preset, progress: Callable[[int, int, float], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,17 +20,18 @@ class Usage:
 
     @contextmanager
     def measured(self, row: dict[str, Any]) -> Iterator[None]:
-        """Adds cpu_s/policy_server, cpu_s/gateway, cpu_s/runners and timing_s/generation (decoding alone) to ``row``."""
+        """Adds CPU seconds to ``row``: cpu_s/policy_server (cpu_s/generation is a part of it), /gateway, /runners, /trainer."""
         before = self._now()
         yield
         row |= {name: max(0.0, value - before[name]) for name, value in self._now().items()}
 
     def _now(self) -> dict[str, float]:
         return {
+            "cpu_s/trainer": time.process_time(),
             "cpu_s/policy_server": _cpu_seconds(self.policy.child.process.pid),
             "cpu_s/gateway": _cpu_seconds(self.service.gateway.child.process.pid),
             "cpu_s/runners": sum(_cpu_seconds(runner.process.pid) for runner in self.service.pool.runners),
-            "timing_s/generation": self.policy.generation_seconds(),
+            "cpu_s/generation": self.policy.generation_cpu_seconds(),
         }
 
 

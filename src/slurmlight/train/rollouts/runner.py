@@ -82,8 +82,9 @@ class Runner:
 
     async def _episode(self, rollout: Mapping[str, Any]) -> None:
         rollout_id = rollout["rollout_id"]
+        limit = asyncio.timeout(self.timeout_s)
         try:
-            async with asyncio.timeout(self.timeout_s) as limit:
+            async with limit:
                 score = await self.player(rollout["input"], self.endpoint(rollout))
                 await self._report(rollout_id, score)
         except Exception as error:  # whatever an agent raises is this episode's end, not the runner's
@@ -160,7 +161,7 @@ async def serve(runner: Runner) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A warm runner of rollouts.")
     parser.add_argument("--server", required=True, help="URL of the gateway")
     parser.add_argument("--run", type=Path, required=True, help="run folder with config.json")
     parser.add_argument("--name", required=True, help="name of this runner, unique at the gateway")
