@@ -185,34 +185,37 @@ def test_warned_by_a_user_signal_and_on_a_full_disk(
 ):
     expected = undisturbed()
     small = Path(tempfile.mkdtemp(prefix="small-"))
-    if mounted := subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(small)]).returncode == 0:
-        pass
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(small)]).returncode == 0
     try:
-        with SlurmBed(grace=30, user_signal=True, kill_wait=25) as bed:  # nodes see what was mounted before them
+        with SlurmBed(grace=30, user_signal=True, kill_wait=25) as bed:  # its nodes see what was mounted before them
             point(bed, home, monkeypatch)
             run, job = start(bed, home.run("warned", under=small, gpus=4))
             wait_step(run, 1, attempt=1)
             bed.submit("sleep 1", "-p", "urgent", "-w", node_of(bed, job), "--gres=gpu:a800:4")
-            wait_step(run, 4, attempt=2)
-            if mounted:
-                fill(small)
-                runs.wait_for(lambda: not lifebed.payload_pids(run), "the payload to fail", PATIENCE_S)
+            if mounted:  # a plain user has no disk to fill
+                add_fault(run, 5, FILL.format(folder=small))
+                runs.wait_for(lambda: (small / "filler").exists() and not lifebed.payload_pids(run), "the failure", PATIENCE_S)
                 (small / "filler").unlink()
             finished(run)
             assert lifebed.weights(run) == expected
-            assert reasons(run)[0] == "preemption" and lost(run)[0] == 0 and max(lost(run)) <= SAVE_FREQ
+            first, *later = runs.records(run)
+            assert first.stop_reason == "preemption" and lost(run)[0] == 0
             if mounted:
-                assert "disk full" in runs.records(run)[1].cause or "no room" in runs.records(run)[1].cause
+                assert [record.kind for record in later] == ["crash", "finished"]
+                assert "disk full" in later[0].cause or "no room for checkpoint 6" in later[0].cause
+                assert later[1].first_step == 4, "from the checkpoint before"
     finally:
         if mounted:
             subprocess.run(["umount", "-l", str(small)], check=True)
         shutil.rmtree(small, ignore_errors=True)
 
 
-def fill(folder: Path) -> None:
-    """Leave half a megabyte: room for words, not for a checkpoint."""
-    with open(folder / "filler", "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - (1 << 19))
+# Leaves room for words and weights, not for a checkpoint.
+FILL = """
+import shutil
+with open("{folder}/filler", "wb") as file:
+    os.posix_fallocate(file.fileno(), 0, shutil.disk_usage("{folder}").free - (3 << 20))
+"""
 
 
 def test_what_does_not_come_back_names_its_cause(bed: SlurmBed, home: Home):
