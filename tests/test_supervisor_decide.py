@@ -106,6 +106,12 @@ def test_requeue_off():
     assert verdict(End("stopped", stop_reason="time limit", made_step=True), requeue=False).verdict == "stop"
 
 
+def test_three_nodes_are_tried():
+    bad = End("bad node", cause="GPU 3 is occupied")
+    assert verdict(bad).verdict == verdict(bad, bad).verdict == "requeue"
+    assert verdict(bad, bad, bad).verdict == "stop"
+
+
 def test_lost_nodes_do_not_break_the_row_of_failures():
     lost = End("lost")
     barren = crash(0, made_step=False, complete_step=0)

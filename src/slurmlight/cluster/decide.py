@@ -37,8 +37,8 @@ class End:
 
     @property
     def barren(self) -> bool:
-        """Did no step, by its own fault or because its time limit is too short. A preemption is no fault."""
-        if self.made_step or self.kind in ("finished", "lost"):
+        """Did no step, by its own fault or because its time limit is too short. A preemption or a bad node is no fault."""
+        if self.made_step or self.kind in ("finished", "lost", "bad node"):
             return False
         return self.stop_reason == TIME_LIMIT or not self.stop_reason
 

@@ -42,6 +42,7 @@ class Place(Protocol):
     def on_signal(self, signum: int) -> Warning: ...
     def look(self) -> Warning | None: ...
     def requeue(self, say: Callable[[str], None]) -> bool: ...
+    def avoid_node(self, say: Callable[[str], None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -67,6 +68,9 @@ class Local:
 
     def requeue(self, say: Callable[[str], None]) -> bool:
         return True
+
+    def avoid_node(self, say: Callable[[str], None]) -> None:
+        return
 
     def close(self) -> None:
         return
@@ -126,6 +130,15 @@ class Slurm:
             say(f"no requeue: {error}")
             return False
         return True
+
+    def avoid_node(self, say: Callable[[str], None]) -> None:
+        """Have the requeued job start on another node than this one."""
+        known = [name for name in (_show(self.job).get("ExcNodeList", ""), self.node) if name not in ("", "(null)")]
+        try:
+            command.run("scontrol", "update", f"JobId={self.job}", f"ExcNodeList={','.join(known)}")
+            say(f"excluded from now on: {','.join(known)}")
+        except command.CommandError as error:
+            say(f"node {self.node} could not be excluded ({error.what})")
 
     def close(self) -> None:
         if self._canary and self._canary.poll() is None:

@@ -74,7 +74,9 @@ class Supervisor:
                     return outcome.write(self.run_folder, decision, end, at_once=self.at_once)
                 if not self.place.local:
                     return self._requeue(end, log)
-                time.sleep(RETRY_S)
+                if not self._sleep(RETRY_S):
+                    why = f"stopped on request ({self.warning.reason})" if self.warning else ""
+                    return outcome.write(self.run_folder, Decision("stop", why), replace(end, stop_reason="interrupt"))
         except OSError as error:  # records cannot be written: nothing would be known of what follows
             print(
                 f"slurmlight: run folder {self.run_folder.path}: {error}; free space there, then launch again", file=sys.stderr
@@ -162,7 +164,7 @@ class Supervisor:
                 return ""
             if self.secure_at and time.monotonic() > self.secure_at:
                 self._time_is_up(log)
-            if (hung := payload.look()) and not self.warning:
+            if hung := payload.look():
                 log.phase("hang", hung)
                 payload.end_hung()
                 return hung
@@ -225,6 +227,8 @@ class Supervisor:
             return outcome.write(
                 self.run_folder, Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end
             )
+        if end.kind == "bad node":
+            self.place.avoid_node(log.line)
         signal.sigtimedwait({signal.SIGTERM}, TERM_WAIT_S)
         return STOPPED
 

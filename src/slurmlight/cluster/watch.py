@@ -8,6 +8,7 @@ from slurmlight.runfolder import Status
 
 NO_FIRST_STEP = "no first step"
 NO_HEARTBEAT = "no heartbeat"
+ASLEEP_S = 30.0  # between two looks, which are a second apart
 
 
 @dataclass
@@ -26,7 +27,10 @@ class Watchdog:
     _seen: Status | None = None
     stepped: bool = False
     _beat: float = 0.0
-    _looked: float = 0.0
+    looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.looked = self.started
 
     def look(self, status: Status | None, metrics_grew: bool, now: float) -> str:
         """Take in the newest heartbeat; returns what is wrong, or an empty string."""
@@ -38,13 +42,11 @@ class Watchdog:
             return NO_FIRST_STEP if now - self.started > self.first_step_s else ""
         return NO_HEARTBEAT if now - max(self._beat, self.started) > self.step_s else ""
 
-    @property
-    def seen(self) -> Status | None:
-        """The newest heartbeat of this attempt."""
-        return self._seen
-
     def _account(self, now: float) -> None:
         phase = self._seen.phase if self._seen else "start"
-        begin = self._looked or self.started
-        self.phases[phase] = self.phases.get(phase, 0.0) + now - begin
-        self._looked = now
+        gap = now - self.looked
+        if gap > ASLEEP_S:  # this process was stopped too (a suspended job): that time is nobody's fault
+            self.started += gap
+            self._beat += gap
+        self.phases[phase] = self.phases.get(phase, 0.0) + gap
+        self.looked = now
