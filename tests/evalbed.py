@@ -1,0 +1,148 @@
+"""What the tests of evaluation share: a scripted OpenAI server, and evaluations of it in this process or as jobs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import signal
+import tarfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from slurmlight import evaluating
+from slurmlight.data.parquet import write_rows
+from slurmlight.evaluate import main as payload
+from slurmlight.plan import JobPlan
+from slurmlight.runfolder import RunFolder
+from slurmlight.train.rollouts.children import free_port
+
+APPROVED = "THE QUERY IS CORRECT"
+
+
+class Scripted:
+    """``with Scripted(answer) as server``: answers every chat completion with ``answer(messages)``; None is a status 500."""
+
+    def __init__(self, answer: Callable[[list[dict[str, str]]], str | None], delay_s: float = 0.0) -> None:
+        self.answer, self.delay_s = answer, delay_s
+        self.asked: Counter[str] = Counter()  # by last user message
+        self.keys: set[str] = set()
+
+    def __enter__(self) -> Scripted:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/v1"
+        config = uvicorn.Config(self._app, interface="asgi3", port=port, log_level="error", access_log=False, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(30)
+
+    async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        message = await receive()
+        body = message.get("body", b"")
+        while message.get("more_body"):
+            message = await receive()
+            body += message.get("body", b"")
+        self.keys |= {value.decode() for name, value in scope["headers"] if name == b"authorization"}
+        messages = json.loads(body)["messages"]
+        self.asked[messages[-1]["content"]] += 1
+        if self.delay_s:
+            import asyncio
+
+            await asyncio.sleep(self.delay_s)
+        text = self.answer(messages)
+        status = 200 if text is not None else 500
+        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        answer = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+def replay(predictions: dict[str, str]) -> Callable[[list[dict[str, str]]], str | None]:
+    """Answers with the prediction for the question in the conversation, and approves of every query when asked to check."""
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        if "You review" in messages[0]["content"]:
+            return APPROVED
+        text = next(one["content"] for one in messages if one["role"] == "user")
+        question = text.rpartition("Question: ")[2].strip() if "Question: " in text else text.splitlines()[-1]
+        return f"```sql\n{predictions.get(question, 'SELECT 1')}\n```"
+
+    return answer
+
+
+def published(verdicts: Path, spider: Path, system: str) -> list[dict[str, Any]]:
+    """The dev questions that ``system``'s predictions cover: dev row, prediction, recorded verdict. Equal texts left out."""
+    dev = json.loads((spider / "dev.json").read_text())
+    texts = Counter(row["question"].strip() for row in dev)
+    with gzip.open(verdicts, "rt", encoding="utf8", newline="") as file:
+        pairs = [
+            row for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE) if system in row["systems"].split(",")
+        ]
+    found: dict[int, dict[str, Any]] = {}
+    for pair in pairs:
+        row = dev[int(pair["dev_index"])]
+        if texts[row["question"].strip()] == 1:
+            found[int(pair["dev_index"])] = row | {"pred": pair["pred"], "official": int(pair["official"])}
+    return [found[index] for index in sorted(found)]
+
+
+def unpack_spider(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / "spider"
+
+
+def write_questions(folder: Path, rows: Sequence[dict[str, Any]], name: str = "questions.parquet") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_rows(folder / name, [{key: row[key] for key in ("question", "db_id", "query")} for row in rows])
+    return folder / name
+
+
+def prepared(asked: evaluating.Asked, **plan: Any) -> RunFolder:
+    """The evaluation's folder, ready for its payload."""
+    config = evaluating.configure(asked)
+    folder = evaluating.folder_of(config, asked.name)
+    made = JobPlan(folder.name, str(folder.path), str(Path.cwd()), "local", "tiny", ("true",))
+    return evaluating.prepare(config, replace(made, **plan), fresh=False)
+
+
+def evaluate(asked: evaluating.Asked) -> tuple[int, RunFolder]:
+    """Run an evaluation's payload here: exit code and folder."""
+    folder = prepared(asked)
+    return run_payload(folder), folder
+
+
+def run_payload(folder: RunFolder) -> int:
+    with handlers_kept():
+        number = max(folder.attempt_numbers(), default=0) + 1
+        folder.attempt(number).mkdir(parents=True)
+        return payload.main([str(folder.path)])
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """The payload listens to signals; pytest's own handlers come back afterwards."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
