@@ -32,7 +32,7 @@ from tests.shared import REPOSITORY, shared
 from tests.slurmbed import SlurmBed
 
 STACKS = ("seed", "current")
-PATIENCE_S = 400.0
+PATIENCE_S = 900.0  # two cores may be shared with much else
 # What the kit itself imports on the host, and the server it starts by name; all pure Python but msgspec.
 SHORT = (
     "agentlightning", "click", "cloudpickle", "markdown-it-py", "mdurl", "msgspec", "pygments", "rich", "setuptools",
@@ -280,19 +280,15 @@ def test_the_tiny_preset_trains_inside_and_survives_a_preemption(
     home = work / "home"
     monkeypatch.setenv("SLURMLIGHT_HOME", str(home))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sizes = ["data.max_prompt_length=256", "data.max_response_length=16"]
     steps = ["trainer.total_training_steps=30", "trainer.save_freq=2", "trainer.test_freq=0"]
-    run = RunFolder(trainbed.make_run(home, "checkpoints/inside", steps))
+    run = RunFolder(trainbed.make_run(home, "checkpoints/inside", [*sizes, *steps]))
     write_json(run.plan, plans.to_json(_plan(image, run.path)))
     job = int(submit.submit(plans.from_json(json.loads(run.plan.read_text()))))
-
-    def at(step: int, attempt: int) -> bool:
-        status = run.status()
-        return bool(runs.outcome(run)) or (status is not None and status.attempt >= attempt and status.step >= step)
-
-    runs.wait_for(lambda: at(1, 1), f"a step\n{_tail(run)}", PATIENCE_S)
+    runs.wait_for(lambda: len(run.metric_rows()) >= 3 or runs.outcome(run), f"three steps of {run.path}", PATIENCE_S)
     node = cluster.job(job)["BatchHost"]
     cluster.submit("sleep 1", "-p", "urgent", "-w", node, "--gres=gpu:a800:4")
-    runs.wait_for(lambda: runs.outcome(run), f"the end\n{_tail(run)}", PATIENCE_S)
+    runs.wait_for(lambda: runs.outcome(run), f"the end of {run.path}", PATIENCE_S)
     assert runs.outcome(run)["state"] == "finished", _tail(run)
     assert (run.path / "global_step_30").is_dir() and len(run.metric_rows()) == 30
     kinds = [record.stop_reason or record.kind for record in runs.records(run)]
