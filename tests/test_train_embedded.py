@@ -200,6 +200,14 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_run(home, tmp_path.name, SETTINGS)
 
 
+def test_no_room_for_the_policys_own_copy_is_said_plainly_too(home: Path) -> None:
+    run = make_run(home, "tight", SETTINGS)
+    code, said = train(run, LARGEST_FILE="100000")
+    assert code == 1, said
+    assert "Traceback" not in said
+    assert "make room" in said
+
+
 def test_a_stop_before_the_first_step_saves_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     RunFolder(here).request_stop(StopRequest("test", attempt=1))
     assert payload.main([str(here)]) == 75

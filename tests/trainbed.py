@@ -118,14 +118,19 @@ def make_run(folder: Path, name: str = "run", overrides: Iterable[str] = ()) -> 
 
 def main() -> int:
     from slurmlight.train import main as payload
-    from slurmlight.train.embedded.engine import EmbeddedEngine
 
     if at := os.environ.get("KILL_AT"):
         _kill_at(*at.split())
     if limit := os.environ.get("LARGEST_FILE"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    payload._engine = lambda name: EmbeddedEngine(PLAYER)
+    payload._engine = _engine
     return payload.main(sys.argv[1:])
+
+
+def _engine(_: str) -> Any:
+    from slurmlight.train.embedded.engine import EmbeddedEngine
+
+    return EmbeddedEngine(PLAYER)
 
 
 def _kill_at(place: str, step: str) -> None:

@@ -45,10 +45,11 @@ ABOUT = {
     "timing_s/testing": "seconds of the validation [verl]",
     "timing_s/save_checkpoint": "seconds of the save since the row before: a step is saved after its row [verl]",
     "timing_s/update_weights": "seconds to hand the new weights to the rollout server [verl]",
-    "timing_s/generation": "seconds of decoding alone, inside timing_s/gen [kit, embedded]",
     "cpu_s/policy_server": "CPU seconds of the policy server during the rollouts [kit, embedded]",
+    "cpu_s/generation": "of these, prefill and decoding [kit, embedded]",
     "cpu_s/gateway": "CPU seconds of the gateway during the rollouts [kit, embedded]",
     "cpu_s/runners": "CPU seconds of the runners during the rollouts [kit, embedded]",
+    "cpu_s/trainer": "CPU seconds of the trainer during the rollouts [kit, embedded]",
 }
 
 

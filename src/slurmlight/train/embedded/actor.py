@@ -6,7 +6,10 @@ what was sampled and not on which episode came back first.
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,13 +113,15 @@ class Actor:
     def export_model(self, folder: Path) -> None:
         """Model and tokenizer in Hugging Face form. Raises OSError."""
         disable_progress_bar()
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with _os_errors():
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
 
     def export(self, folder: Path) -> None:
         """The weights alone, for the policy server. Raises OSError."""
         weights = {name: tensor for name, tensor in self.model.state_dict().items() if not self._is_tied(name)}
-        save_file(weights, folder / WEIGHTS)
+        with _os_errors():
+            save_file(weights, folder / WEIGHTS)
 
     def save(self, folder: Path) -> None:
         """verl's shards of one process in ``folder``, and the model in Hugging Face form in ``folder/huggingface``."""
@@ -179,6 +184,16 @@ def response_logprobs(model: Qwen3ForCausalLM, rows: Sequence[Row], temperature:
     logprobs = (model.lm_head(hidden) / temperature).log_softmax(dim=-1)
     entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
     return logprobs.gather(-1, ids[:, 1:][trained[:, 1:]][:, None])[:, 0], entropy
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """safetensors tells of a full disk by an error of its own: "... No space left on device (os error 28)"."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
 
 
 def _read(path: Path) -> Any:
