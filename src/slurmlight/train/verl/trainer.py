@@ -147,7 +147,10 @@ class Trainer(AgentLightningRayPPOTrainer):
         if batch is not None:
             metrics |= compute_timing_metrics(batch=batch, timing_raw=timing)
             metrics |= compute_throughout_metrics(batch, timing, self.resource_pool_manager.get_n_gpus())
-        metrics |= {"training/n_failed_rollouts": self.manager.failed, "training/epoch": self.epoch + 1}
+        metrics |= {
+            "training/n_failed_rollouts": self.manager.failed,
+            "training/epoch": (step - 1) // len(self.train_dataloader) + 1,
+        }
         last = step >= self.total_training_steps
         trainer = self.config.trainer
         if trainer.test_freq > 0 and (last or step % trainer.test_freq == 0):
