@@ -47,9 +47,10 @@ def test_second_call_does_nothing_and_damage_is_mended(folder: Path) -> None:
 
 def test_no_question_is_in_two_splits_and_one_database_is_never_trained_on(folder: Path) -> None:
     keys = {name: [(row["db_id"], row["question"]) for row in read_rows(folder / f"{name}.parquet")] for name in toy.SPLITS}
-    every = [key for rows in keys.values() for key in rows]
+    every = [key for name in ("warm", "val", "test", "unseen") for key in keys[name]]
     assert len(every) == len(set(every))
-    trained = {db for name in ("train", "val", "test") for db, _ in keys[name]}
+    assert set(keys["train"]) < set(keys["warm"])  # RL is on questions of the warm start
+    trained = {db for name in ("warm", "train", "val", "test") for db, _ in keys[name]}
     assert len(trained) >= 4
     assert {db for db, _ in keys["unseen"]} == set(toy.UNSEEN)
     assert not trained & set(toy.UNSEEN)
@@ -62,6 +63,12 @@ def test_val_and_test_have_the_same_mix_of_families(folder: Path) -> None:
         shares.append({family: count / len(families) for family, count in Counter(families).items()})
     assert shares[0].keys() == shares[1].keys() == {family.name for family in toy.FAMILIES}
     assert all(abs(shares[0][family] - shares[1][family]) < 0.02 for family in shares[0])
+
+
+def test_no_family_drowns_the_others_in_rl(folder: Path) -> None:
+    families = Counter(row["family"] for row in read_rows(folder / "train.parquet"))
+    assert families.keys() == {family.name for family in toy.FAMILIES}
+    assert max(families.values()) <= toy.TRAIN_FAMILY_CAP < len(read_rows(folder / "train.parquet")) / 8
 
 
 def test_every_gold_says_something_on_both_instances_and_most_results_differ(folder: Path) -> None:

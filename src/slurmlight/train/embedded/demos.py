@@ -17,7 +17,6 @@ from slurmlight.sql.execute import Limits, execute
 COMPACT = Prompts(compact=True)
 REPAIR_SHARE = 0.2  # of all demonstrations: a broken query and its feedback -> the gold
 HABIT = 0.7  # how often a habit shows where the gold could trigger it; the right form keeps the rest, so that RL can find it
-FLIP = 0.6  # the same for ASC <-> DESC, which RL is slowest to undo
 SINGULAR = 0.5  # share of first tries that name a table in the singular: an error which the repairs teach to mend
 
 # Text of the gold -> text of the habit. Most stay valid SQL: only execution against the data tells them apart.
@@ -29,9 +28,9 @@ _SWAPS = (
     (r"DISTINCT ", ""),
     (r" OR ", " AND "),
     (r"COUNT\(\*\)", "*"),
+    (r"ASC LIMIT", "DESC LIMIT"),  # not both ways: that would teach to ignore the question, and RL could not find back
     (r"^SELECT \w+, (?=(?:AVG|SUM|MIN|MAX|COUNT)\()", "SELECT "),
 )
-_TOP = re.compile(r"(ASC|DESC)(?= LIMIT)")
 _SINGULARS = {table.name: table.singular for domain in DOMAINS for table in (*domain.bases, domain.link)}
 _TABLES = re.compile(rf"\b({'|'.join(_SINGULARS)})\b")
 
@@ -97,13 +96,10 @@ class Demonstrator:
 
 
 def with_habits(sql: str, rng: random.Random) -> str:
-    """``sql`` with at most one swap, each that fits HABIT of the time, and perhaps a flipped order."""
+    """``sql`` with at most one swap: each that fits is taken HABIT of the time."""
     for pattern, habit in _SWAPS:
         if re.search(pattern, sql) and rng.random() < HABIT:
-            sql = re.sub(pattern, habit, sql, count=1)
-            break
-    if _TOP.search(sql) and rng.random() < FLIP:
-        sql = _TOP.sub(lambda match: "ASC" if match[1] == "DESC" else "DESC", sql)
+            return re.sub(pattern, habit, sql, count=1)
     return sql
 
 
