@@ -70,9 +70,8 @@ def wrap(
 
     A command of the host's Python becomes one of the image's. ``env_names`` are passed through besides ALWAYS and the
     plan's own. ``role`` tells containers of one attempt apart (payload, ray ...). ``launcher`` is an srun command line in
-    front. ``temp`` is the job's temporary folder on the node: bound, TMPDIR and HOME inside. ``environ`` is read for names
-    and Slurm's GPU numbers; no value of it gets into the argv.
-    Raises UserError as ``check`` does where the runtime is not known yet.
+    front. ``temp`` is the job's temporary folder on the node: bound, TMPDIR and HOME inside. ``environ`` is read for names,
+    Slurm's GPU numbers and cache folders; the values of names never get into the argv. Raises UserError as ``check`` does where the runtime is not known yet.
     """
     runtime, path = resolve(plan)
     if runtime == "none":
@@ -108,7 +107,7 @@ def cleanup(plan: JobPlan, attempt: int, role: str = "payload") -> list[str] | N
 
 
 def remove(plan: JobPlan, attempt: int, role: str = "payload") -> None:
-    """Run ``cleanup`` at the end of an attempt. Never raises: what is left then is found by name at the next start."""
+    """Run ``cleanup`` at the end of an attempt, and for the one before at a start. Never raises."""
     with contextlib.suppress(UserError):
         if argv := cleanup(plan, attempt, role):
             command.run(*argv, deadline_s=REMOVE_DEADLINE_S, check=False)

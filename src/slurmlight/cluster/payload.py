@@ -23,8 +23,10 @@ class Payload:
 
     def __init__(self, run: RunFolder, plan: JobPlan, attempt: Attempt, log: Log, env: Mapping[str, str]) -> None:
         self.run, self.plan, self.attempt, self.log = run, plan, attempt, log
-        if plan.image and (warning := container.record(plan)):
-            log.line(warning)
+        if plan.image:
+            container.remove(plan, attempt.attempt - 1)  # its supervisor may have been killed
+            if warning := container.record(plan):
+                log.line(warning)
         output = log.open()
         try:
             self.process = processes.spawn(
