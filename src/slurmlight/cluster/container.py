@@ -71,7 +71,9 @@ def wrap(
     A command of the host's Python becomes one of the image's. ``env_names`` are passed through besides ALWAYS and the
     plan's own. ``role`` tells containers of one attempt apart (payload, ray ...). ``launcher`` is an srun command line in
     front. ``temp`` is the job's temporary folder on the node: bound, TMPDIR and HOME inside. ``environ`` is read for names,
-    Slurm's GPU numbers and cache folders; the values of names never get into the argv. Raises UserError as ``check`` does where the runtime is not known yet.
+    Slurm's GPU numbers and cache folders; the values of names never get into the argv.
+
+    Raises UserError as ``check`` does where the runtime is not known yet.
     """
     runtime, path = resolve(plan)
     if runtime == "none":
