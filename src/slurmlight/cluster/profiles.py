@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,8 +11,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from slurmlight.cluster.runtimes import ADAPTERS
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.runfolder import home
+
+_MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")
 
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]*$")]
 
@@ -110,11 +114,9 @@ def _profile(name: str, table: Any, path: Path) -> Profile:
 
 
 def _check_words(profile: Profile, path: Path) -> None:
-    """Modules and stacks go into a job script or a table of known names: refused here rather than on the node."""
-    from slurmlight.cluster.runtimes import ADAPTERS
-
+    """Modules go into a job script, runtimes and stacks are known names: refused here rather than on the node."""
     for module in profile.modules:
-        if not module.replace("/", "").replace("-", "").replace(".", "").replace("_", "").replace("+", "").isalnum():
+        if not _MODULE.match(module):
             raise UserError(
                 f"{path}: profile '{profile.name}': module {module!r} is not a module name", "write it as name/version"
             )
