@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import signal
 import tarfile
 import threading
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 
@@ -131,9 +133,9 @@ def evaluate(asked: evaluating.Asked) -> tuple[int, RunFolder]:
 
 
 def run_payload(folder: RunFolder) -> int:
-    with handlers_kept():
-        number = max(folder.attempt_numbers(), default=0) + 1
-        folder.attempt(number).mkdir(parents=True)
+    number = max(folder.attempt_numbers(), default=0) + 1
+    folder.attempt(number).mkdir(parents=True)
+    with handlers_kept(), patch.dict(os.environ, {"SLURMLIGHT_ATTEMPT": str(number)}):
         return payload.main([str(folder.path)])
 
 

@@ -15,7 +15,8 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     share, z2 = right / total, Z95 * Z95
     centre = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # at the ends exactly 0 and 1: rounding must not leave a trace of either
+    return (max(0.0, centre - half) if right else 0.0), (min(1.0, centre + half) if right < total else 1.0)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
