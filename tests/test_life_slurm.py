@@ -89,6 +89,10 @@ def wait_step(run: RunFolder, step: int, attempt: int) -> None:
     runs.wait_for(there, f"step {step} of {run.name} in attempt {attempt}\n{tail(run)}", PATIENCE_S)
 
 
+def wait_attempt(run: RunFolder, number: int) -> None:
+    runs.wait_for(lambda: max(run.attempt_numbers()) >= number, f"attempt {number} of {run.name}\n{tail(run)}", PATIENCE_S)
+
+
 def finished(run: RunFolder) -> None:
     def over() -> str:
         return runs.outcome(run).get("state", "")
@@ -165,7 +169,11 @@ def test_killed_hung_and_on_lost_nodes(bed: SlurmBed, home: Home, undisturbed: C
     bed.set_down(down)
     bed.run("scontrol", "update", f"NodeName={down}", "State=DRAIN", "Reason=test")  # else it comes back by itself
     wait_step(moved, 4, attempt=2)
-    bed.power_cut(node_of(bed, job))
+    cut = node_of(bed, job)
+    bed.power_cut(cut)
+    wait_attempt(moved, 3)
+    bed.restore(cut)
+    bed.resume(down)
     finished(broken)
     finished(moved)
     for run in (broken, moved):

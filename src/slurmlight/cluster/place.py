@@ -15,6 +15,7 @@ from typing import Protocol
 
 from slurmlight.cluster import command, slurm
 from slurmlight.cluster.decide import TIME_LIMIT
+from slurmlight.cluster.nodelist import expand
 from slurmlight.cluster.processes import die_with_parent, start_time
 from slurmlight.errors import UserError
 from slurmlight.plan import JobPlan
@@ -104,6 +105,7 @@ class Slurm:
         self.node = env.get("SLURMD_NODENAME") or socket.gethostname()
         self.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset on the first run
         self._lead_s = plan.signal_lead_s
+        self._nodes = plan.nodes
         self._cap = plan.requeue_cap if plan.requeue else 0
         self._env = env
         self._canaries = 3
@@ -132,13 +134,20 @@ class Slurm:
         return True
 
     def avoid_node(self, say: Callable[[str], None]) -> None:
-        """Have the requeued job start on another node than this one."""
-        known = [name for name in (_show(self.job).get("ExcNodeList", ""), self.node) if name not in ("", "(null)")]
+        """Have the requeued job start on another node than this one, where enough others are up."""
+        before = _show(self.job).get("ExcNodeList", "(null)")
+        excluded = self.node if before == "(null)" else f"{before},{self.node}"
+        up = ("sinfo", "-h", "-N", "-p", self._env.get("SLURM_JOB_PARTITION", ""), "-t", "idle,mixed,allocated", "-o", "%N")
         try:
-            command.run("scontrol", "update", f"JobId={self.job}", f"ExcNodeList={','.join(known)}")
-            say(f"excluded from now on: {','.join(known)}")
-        except command.CommandError as error:
-            say(f"node {self.node} could not be excluded ({error.what})")
+            others = set(command.run(*up).stdout.split()) - set(expand(excluded))
+            if len(others) < self._nodes:
+                say(f"node {self.node} is not excluded: too few others are up")
+                return
+            command.run("scontrol", "update", f"JobId={self.job}", f"ExcNodeList={excluded}")
+        except UserError as error:
+            say(f"node {self.node} could not be excluded: {error.what}")
+            return
+        say(f"excluded from now on: {excluded}")
 
     def close(self) -> None:
         if self._canary and self._canary.poll() is None:
