@@ -9,7 +9,17 @@ import typer
 if TYPE_CHECKING:
     from slurmlight.cluster.overview import View
 
-Run = Annotated[str | None, typer.Argument(help="name or folder of a run; the one launched last by default")]
+
+def _names(incomplete: str) -> list[str]:
+    """For shell completion."""
+    from slurmlight.runfolder import all_runs
+
+    return [run.name for run in all_runs() if run.name.startswith(incomplete)]
+
+
+Run = Annotated[
+    str | None, typer.Argument(help="name or folder of a run; the one launched last by default", autocompletion=_names)
+]
 Json = Annotated[bool, typer.Option("--json", help="for scripts")]
 
 
@@ -19,7 +29,9 @@ def register(app: typer.Typer) -> None:
 
 
 def status(
-    run: Annotated[str | None, typer.Argument(help="name or folder of a run; all under checkpoints/ by default")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="name or folder of a run; all under checkpoints/ by default", autocompletion=_names)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Where each run is: state, attempt, step, reward, speed, time left, newest checkpoint, why it waits, what to do."""
