@@ -10,14 +10,15 @@ from typing import Any
 from slurmlight.evaluate.text import Table, accuracy_tables, facts, headline, loop_table, lost_lines, versus
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #ddd; }
 .big { font-size: 1.25rem; margin: .3rem 0; }
 .partial { background: #fff3cd; padding: .6rem 1rem; border-left: 4px solid #d39e00; }
 table { border-collapse: collapse; margin: .8rem 0; }
 th, td { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top; }
 th { border-bottom: 1px solid #999; } td { border-bottom: 1px solid #eee; } td.n, th.n { text-align: right; }
-.pictures { display: flex; flex-wrap: wrap; gap: 1rem; } img { max-width: 100%; height: auto; }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; flex: 1 1 24rem; }
+img { max-width: 100%; height: auto; } td.n, th.n { white-space: nowrap; }
 code { font: 13px/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; margin: .4rem 0; } .grey { color: #666; }
 """

@@ -19,7 +19,7 @@ def by_hardness(summary: Mapping[str, Any]) -> bytes:
     """Bars of both evaluators for each level and for all, with 95 % intervals and numbers of questions."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
     axes = figure.add_subplot()
     main = "accuracy" if summary["greedy"] else f"mean@{summary['samples']}"
     for place, evaluator in enumerate(EVALUATORS):
@@ -37,7 +37,7 @@ def by_hardness(summary: Mapping[str, Any]) -> bytes:
     axes.set_ylabel(summary["measure"])
     axes.set_xlabel("hardness, number of questions")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
     return _png(figure)
 
 
@@ -50,12 +50,13 @@ def turns(summary: Mapping[str, Any]) -> bytes:
     names: Sequence[str] = list(summary["turns"])
     right = [summary["turns"][name]["right"] for name in names]
     wrong = [summary["turns"][name]["wrong"] for name in names]
-    axes.bar(names, right, label="right (strict)", color="#2ca02c")
-    axes.bar(names, wrong, bottom=right, label="wrong", color="#d62728")
+    axes.bar(names, right, 0.6, label="right (strict)", color="#2ca02c")
+    axes.bar(names, wrong, 0.6, bottom=right, label="wrong", color="#d62728")
+    axes.set_xlim(-0.8, max(len(names), 3) - 0.2)
     axes.set_xlabel("queries written")
     axes.set_ylabel("episodes")
     axes.grid(axis="y", alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
     return _png(figure)
 
 
