@@ -195,6 +195,8 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
     """Raises UserError, before anything is submitted, for files that the payload would miss hours later."""
     if preset.warmstart is not None:
         return  # data and policy of the tiny preset are made by the run itself
+    if preset.engine.stack == "seed":
+        raise UserError("the seed stack has its image, lock and doctor, but no training engine yet", "use --stack current")
     project = Path(plan.project_folder)
     for key, value in (("data.train_files", preset.data.train_files), ("data.val_files", preset.data.val_files)):
         if not (project / value).exists():

@@ -103,4 +103,9 @@ def warnings(preset: Preset) -> list[str]:
         found.append(
             f"gpu_memory_utilization={share} on the seed stack: wake-up runs out of memory around step 55; 0.6 is safe"
         )
+    if preset.engine.name == "verl" and preset.engine.stack == "current":
+        found.append(
+            "the verl engine has been started on a CPU and on one H200, but no training step has been seen to its end yet; "
+            "try preset fast first"
+        )
     return found
