@@ -228,6 +228,9 @@ def start(config: EvalConfig, plan: JobPlan, why: str, *, fresh: bool, follow: b
         if job:
             raise UserError(f"{known_as(folder)} is running as job {job}", f"slurmlight cancel {known_as(folder)}")
         prepare(config, plan, fresh)
+        if folder.finished():
+            print(f"finished  {folder.path / 'report' / 'report.html'} (--fresh starts over)", flush=True)
+            return 0
         job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
         print(f"job       {job}: slurmlight logs -f {known_as(folder)} | cancel {known_as(folder)}", flush=True)
     if not follow:
