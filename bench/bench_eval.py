@@ -1,4 +1,4 @@
-"""What the evaluation harness costs against a server that answers at once:  python bench/bench_eval.py [QUESTIONS]
+"""What the evaluation harness costs against a server that answers at once:  python bench/bench_eval.py [QUESTIONS [IN_FLIGHT]]
 
 Every question is answered right at the first try (one call, one query, both evaluators). Prints questions a second by the
 clock, and CPU time a question: two cores give 1000 / (half of it) questions a second to whoever has them for himself.
@@ -30,19 +30,20 @@ from slurmlight.evaluate.subject import pin, questions
 from slurmlight.sql.execute import Limits
 from slurmlight.train.rollouts.children import Child, free_port
 
-QUESTIONS = 2000
+QUESTIONS, IN_FLIGHT = 2000, 64
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         return serve(int(sys.argv[2]), Path(sys.argv[3]))
     count = int(sys.argv[1]) if len(sys.argv) > 1 else QUESTIONS
+    in_flight = int(sys.argv[2]) if len(sys.argv) > 2 else IN_FLIGHT
     with tempfile.TemporaryDirectory(prefix="bench-eval-") as folder:
         os.environ["SLURMLIGHT_HOME"] = folder
-        bench(Path(folder), count)
+        bench(Path(folder), count, in_flight)
 
 
-def bench(home: Path, count: int) -> None:
+def bench(home: Path, count: int, in_flight: int) -> None:
     toy.ensure(home / "data/toy")
     rows = read_rows(home / "data/toy/train.parquet")
     rows = [rows[number % len(rows)] for number in range(count)]
@@ -53,7 +54,9 @@ def bench(home: Path, count: int) -> None:
     )
     url = f"http://127.0.0.1:{port}/v1"
     data = str(home / "data/toy/bench.parquet")
-    config = evaluating.configure(evaluating.Asked(preset="tiny", endpoint=url, model="at-once", data=data, in_flight=64))
+    config = evaluating.configure(
+        evaluating.Asked(preset="tiny", endpoint=url, model="at-once", data=data, in_flight=in_flight)
+    )
     try:
         wait(port)
         measure(home / "eval", config, server)
