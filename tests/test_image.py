@@ -292,7 +292,7 @@ def test_the_tiny_preset_trains_inside_and_survives_a_preemption(
     assert runs.outcome(run)["state"] == "finished", _tail(run)
     assert (run.path / "global_step_30").is_dir() and len(run.metric_rows()) == 30
     kinds = [record.stop_reason or record.kind for record in runs.records(run)]
-    assert kinds == ["preemption", "finished"], kinds
+    assert kinds == ["preemption", "finished"], _tail(run)
     assert json.loads((run.path / "image.json").read_text())["runtime"] == "charliecloud"
 
 
