@@ -13,11 +13,11 @@ def main():
     python = os.path.join(here, ".venv", "bin", "python")
     if os.path.realpath(sys.prefix) != os.path.realpath(os.path.join(here, ".venv")):
         if not os.path.exists(os.path.join(here, ".venv", ".setup")):
-            sys.exit("slurmlight: .venv is missing or unfinished; make it with: make -C {} setup".format(here))
-        os.execv(python, [python, os.path.join(here, "launch.py")] + sys.argv[1:])
+            sys.exit(f"slurmlight: .venv is missing or unfinished; make it with: make -C {here} setup")
+        os.execv(python, [python, os.path.join(here, "launch.py"), *sys.argv[1:]])
     from slurmlight.cli import main as run
 
-    run(["launch"] + sys.argv[1:])
+    run(["launch", *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def _on_partition(preset: Preset, dry: bool, given: dict[str, Any]) -> dict[str,
     partition = (profile.partition or profile.name) if profile else asked or next(iter(live), "")
     if partition and partition not in (live or [partition] * bool(profile)):
         raise unknown_name("partition", partition, live or known)
-    merged = (profile.defaults(preset.engine.stack) if profile else {}) | given | {"partition": partition}
+    merged: dict[str, Any] = (profile.defaults(preset.engine.stack) if profile else {}) | given | {"partition": partition}
     merged["env_names"] = tuple(sorted({*merged.get("env_names", ()), *(profile.env_names if profile else ())}))
     if profile:
         profile.check(preset.job.gpus, merged.get("cpus", 0))

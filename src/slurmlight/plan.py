@@ -65,7 +65,9 @@ def to_json(plan: JobPlan) -> dict[str, Any]:
 def from_json(value: dict[str, Any]) -> JobPlan:
     """A plan as ``to_json`` wrote it. Raises UserError where it does not fit this version of the kit."""
     known = {field.name for field in fields(JobPlan)}
-    values = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items() if key in known}
+    values: dict[str, Any] = {
+        key: tuple(item) if isinstance(item, list) else item for key, item in value.items() if key in known
+    }
     try:
         return JobPlan(**values)
     except TypeError as error:

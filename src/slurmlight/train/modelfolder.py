@@ -23,9 +23,7 @@ def check(folder: Path) -> list[str]:
     """
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
-        raise UserError(
-            f"{folder} has no readable config.json", "fetch it with `slurmlight model fetch` or correct model.path"
-        )
+        raise UserError(f"{folder} has no readable config.json", "fetch it with `slurmlight model fetch` or correct model.path")
     files = _weights(folder)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         raise UserError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model)", "fetch the folder again")

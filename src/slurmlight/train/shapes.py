@@ -67,7 +67,8 @@ def random_model(like: str, folder: Path, device: str = "cpu", seed: int = 0) ->
     )
     torch.manual_seed(seed)
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model: Any = Qwen3ForCausalLM(config)
+        model = model.to(torch.bfloat16)
     save(model, tokenizer, folder)
     return sum(weight.numel() for weight in model.parameters())
 

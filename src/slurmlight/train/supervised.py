@@ -56,7 +56,8 @@ def warm_start(base: Path, out: Path, data: Path, rest: Path, settings: Settings
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(settings.seed)
     tokenizer: Any = AutoTokenizer.from_pretrained(base, local_files_only=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype=torch.float32).to(device)
+    model: Any = AutoModelForCausalLM.from_pretrained(base, local_files_only=True, dtype=torch.float32)
+    model.to(device)
     samples = [encode(tokenizer, one) for one in demonstrations(ours, settings)]
     _train(model, [one for one in samples if len(one[0]) <= settings.longest], settings, device, say)
     save(model.to(torch.bfloat16), tokenizer, out)

@@ -170,7 +170,7 @@ class Trainer(AgentLightningRayPPOTrainer):
             if "zero training rows" not in str(error):
                 raise
             print(f"step {self.global_steps}: {error}; nothing to learn from, skipped", flush=True)
-            self._abort_all_rollout_requests()
+            self._abort_all_rollout_requests()  # pyright: ignore[reportUnusedCoroutine]  (its decorator awaits it)
             return None
 
     def _count_empty(self, empty: bool) -> None:
