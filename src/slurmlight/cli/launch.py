@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from slurmlight.plan import JobPlan
+    from slurmlight.presets import Preset
 
 
 class Cluster(StrEnum):
@@ -67,7 +71,7 @@ def launch(
     raise typer.Exit(launching.start(plan, chosen, why, fresh=fresh, follow=follow))
 
 
-def _print_dry_run(plan, chosen, why: str) -> None:  # type: ignore[no-untyped-def]
+def _print_dry_run(plan: JobPlan, chosen: Preset, why: str) -> None:
     import json
 
     from slurmlight import launching, presets
