@@ -30,9 +30,6 @@ from tests.shared import REPOSITORY
 STEPS, SAVE_FREQ = 10, 3
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 KILL_SUPERVISOR = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
-KILL_BATCH = (
-    "os.kill(int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1]), signal.SIGKILL); time.sleep(600)"
-)
 HANG = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 
@@ -56,7 +53,7 @@ class Home:
         folder.mkdir(parents=True)
         shutil.copy(self.path / "template/config.json", folder)
         payload = (sys.executable, "-m", "tests.lifebed", str(folder))
-        fields: dict[str, Any] = {"partition": "a800", "time": "60", "gpus": 1, "gpu_type": "a800", "step_s": 45}
+        fields: dict[str, Any] = {"partition": "a800", "time": "60", "gpus": 1, "gpu_type": "a800", "step_s": 30}
         run = RunFolder(folder)
         write_json(
             run.plan, plans.to_json(JobPlan(name, str(folder), str(REPOSITORY), payload=payload, **self._rest(fields | plan)))

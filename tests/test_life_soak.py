@@ -36,7 +36,7 @@ class Faults:
         self.bed, self.run, self.job = bed, run, job
 
     def all(self) -> list[Callable[[], None]]:
-        return [self.preempted, self.requeued, self.warned, self.payload_killed, self.supervisor_killed, self.batch_killed,
+        return [self.preempted, self.requeued, self.warned, self.payload_killed, self.supervisor_killed,
                 self.hung, self.node_down, self.power_cut, self.killed_in_a_save]  # fmt: skip
 
     def preempted(self) -> None:
@@ -53,9 +53,6 @@ class Faults:
 
     def supervisor_killed(self) -> None:
         self._next_step(lifebed.KILL_SUPERVISOR)
-
-    def batch_killed(self) -> None:
-        self._next_step(lifebed.KILL_BATCH)
 
     def killed_in_a_save(self) -> None:
         step = runs.step(self.run) + 2

@@ -80,7 +80,8 @@ class Local:
 # A step beside the batch process, told by Slurm what that one is told late or never (measured on Slurm 22.05):
 # - With a grace time TERM goes to steps at its start, to the batch process only at its end. The canary ends; see Slurm.look.
 # - A batch process killed by a signal leaves a FAILED job that Slurm does not requeue, but its steps get TERM and KillWait:
-#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again.
+#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again. This is a chance,
+#   not a promise: srun's own watcher may kill the canary first (measured: about every second time).
 _CANARY = """
 leave() {
     trap "" TERM
