@@ -41,6 +41,14 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
+    def ends_within(self, patience_s: float) -> bool:
+        """Whether it is gone, or goes in the next moments: a connection breaks before the kernel has buried the process."""
+        try:
+            self.process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def ending(self) -> str:
         """How it ended, in words, with the last line of its log."""
         code = self.process.poll()

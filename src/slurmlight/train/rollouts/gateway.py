@@ -72,9 +72,9 @@ class Gateway:
         self.api.close()
         self.child.stop()
 
-    def check(self) -> None:
-        """Raises ChildEnded where the server is gone: with it go all episodes under way."""
-        if not self.child.alive:
+    def check(self, patience_s: float = 0.0) -> None:
+        """Raises ChildEnded where the server is gone (or goes within ``patience_s``): with it go all episodes under way."""
+        if self.child.ends_within(patience_s):
             raise ChildEnded(f"the {self.child.ending()}; start the run again, it resumes from its last checkpoint")
 
     def _start(self) -> Child:
