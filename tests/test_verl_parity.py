@@ -94,4 +94,5 @@ def verl_rows() -> list[tuple]:
 def test_rows_and_advantages_are_the_same() -> None:
     ours, theirs = sorted(embedded_rows()), sorted(verl_rows())
     assert [row[:2] for row in ours] == [row[:2] for row in theirs]
-    assert [row[2] for row in ours] == pytest.approx([row[2] for row in theirs], abs=1e-3)
+    # Agent-Lightning keeps scores, and so the advantages made of them, as bfloat16: 8 bits of mantissa
+    assert [row[2] for row in ours] == pytest.approx([row[2] for row in theirs], rel=2**-8)

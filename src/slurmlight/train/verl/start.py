@@ -16,6 +16,7 @@ import psutil
 import ray
 import torch
 from agentlightning.verl.dataset import LoadedDataset
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.main_ppo_v0 import BaseTaskRunner
@@ -41,8 +42,9 @@ def check(config: DictConfig, gpus: int, nodes: int = 1) -> None:
     OmegaConf.resolve(config)
     try:
         validate_config(config, need_reference_policy(config), need_critic(config))
-    except (AssertionError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"verl refuses this configuration ({error})", "correct the preset") from error
+    except (AssertionError, ValueError, TypeError, KeyError, InstantiationException) as error:
+        words = " ".join(str(error.__cause__ or error).split())  # of a refused section: Hydra wraps what verl said
+        raise UserError(f"verl refuses this configuration ({words})", "correct the preset") from error
 
 
 @contextlib.contextmanager
