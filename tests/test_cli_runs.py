@@ -68,6 +68,32 @@ def test_a_finished_run_with_a_crash_in_it(home: Path):
     assert [line for line in lines if line.startswith("===")] == [f"=== slurmlight attempt {n} ===" for n in (1, 2)]
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "print('slurmlight: the hub refuses q7Zk3LmP0aXw', flush=True); sys.exit(2)",
+        "raise RuntimeError('the hub refuses q7Zk3LmP0aXw')",
+    ],
+    ids=["said", "raised"],
+)
+def test_a_secret_in_a_log_is_shown_and_recorded_nowhere(home: Path, monkeypatch: pytest.MonkeyPatch, fault: str):
+    secret = "q7Zk3LmP0aXw"
+    monkeypatch.setenv("MY_API_KEY", secret)
+    run = runs.make_run(home, requeue=False)
+    runs.add_fault(run, 1, fault)
+    _, said = runs.finish(run)
+    log = run.attempt(1) / "log.txt"
+    assert secret in log.read_text(), "what the payload wrote itself stays as it is"
+    monkeypatch.delenv("MY_API_KEY")  # whoever reads the records need not know it
+    kept = [path.read_text() for path in (run.path / "outcome.json", run.attempt(1) / "attempt.json")]
+    kept += [call("status", "demo"), call("report", "demo"), call("report", "demo", "--json"), call("status", "--json")]
+    monkeypatch.setenv("MY_API_KEY", secret)
+    logs, explained = call("logs", "demo"), [call("explain", str(log)), call("explain", str(log), "--json")]
+    assert not [text for text in [said, logs, *kept, *explained] if secret in text]
+    assert "the hub refuses ***" in logs
+    assert "the hub refuses ***" in (explained[0] if "raise" in fault else kept[0])
+
+
 def test_a_living_run_is_followed_and_cancelled(home: Path):
     run = runs.make_run(home, steps=10_000, save_freq=50)
     with runs.supervised(run) as process:

@@ -64,11 +64,11 @@ def plan(run: RunFolder) -> JobPlan:
     return JobPlan("x", str(run.path), str(run.path), "local", "x", ("/bin/true",))
 
 
-def judge(run: RunFolder, code: int, *said: str, hung: str = "", stop_reason: str = "") -> End:
+def judge(run: RunFolder, code: int, *said: str, hung: str = "", stop_reason: str = "", nodes: tuple[str, ...] = ()) -> End:
     log = Log(run.path / "log.txt", time.time())
     for line in said:
         log.line(line)
-    return ends.judge(run, plan(run), log, code=code, hung=hung, stop_reason=stop_reason)
+    return ends.judge(run, plan(run), log, code=code, hung=hung, stop_reason=stop_reason, nodes=nodes)
 
 
 def test_only_the_finish_mark_is_finished(run: RunFolder):
@@ -95,6 +95,18 @@ def test_the_kits_own_words_are_the_cause(run: RunFolder):
 def test_a_known_failure_gives_cause_and_action(run: RunFolder):
     found = judge(run, 1, "OSError: [Errno 122] Disk quota exceeded: '/x/latest_checkpointed_iteration.txt'")
     assert found.cause == "quota" and found.hopeless and "free space" in found.action
+
+
+def test_the_first_cause_is_found_however_much_was_said_after_it(run: RunFolder):
+    quota = "OSError: [Errno 122] Disk quota exceeded: '/x/latest_checkpointed_iteration.txt'"
+    noise = "\n".join(["x" * 4000] * 2500)  # 10 MB
+    assert judge(run, 1, quota, noise, "RuntimeError: NCCL error: unhandled system error").cause == "quota"
+
+
+def test_nodes_that_ray_lacks_are_named(run: RunFolder):
+    lines = ("job 7 on a800-1", "ValueError: Total available GPUs 8.0 is less than total desired GPUs 16")
+    action = judge(run, 1, *lines, nodes=("a800-1", "a800-2")).action
+    assert "a800-2" in action and "a800-1," not in action
 
 
 def test_a_wake_up_out_of_memory_lowers_the_share_for_the_next_attempt(run: RunFolder):

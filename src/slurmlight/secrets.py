@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 MASK = "***"
@@ -72,6 +73,15 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     text = _URL_USER.sub(_mask_user, text)
     text = _ASSIGNED.sub(_mask_assigned, text)
     return _SHAPE.sub(MASK, text)
+
+
+def masked(value: Any) -> Any:
+    """``value`` (as JSON has it) with every text in it redacted, keys left alone."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: masked(item) for key, item in value.items()}
+    return [masked(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _values(environment: Mapping[str, str]) -> set[str]:

@@ -18,11 +18,12 @@ def register(app: typer.Typer) -> None:
         ] = False,
     ) -> None:
         """Name the cause of a failure from its log. Only the last attempt in it counts; a healthy log has no finding."""
-        from slurmlight.cluster.failures import diagnose
+        from slurmlight.cluster.failures import diagnose, masked
         from slurmlight.cluster.logfile import read
 
         log = read(logfile)
         found = diagnose(log.text)
+        found = masked(found) if found else None
         if as_json:
             names = ("cause", "detail", "evidence", "action", "requeue", "attempt")
             value = {name: getattr(found, name, None) for name in names}

@@ -38,10 +38,11 @@ def status(
     import json
     from dataclasses import asdict
 
-    from slurmlight.cluster.overview import look_all
+    from slurmlight.cluster.overview import View, look_all
     from slurmlight.runfolder import all_runs, find_run
+    from slurmlight.secrets import masked
 
-    views = look_all([find_run(run)] if run else all_runs())
+    views = [View(**masked(asdict(view))) for view in look_all([find_run(run)] if run else all_runs())]
     if as_json:
         shown = [asdict(view) for view in views]
         typer.echo(json.dumps(shown[0] if run else shown, indent=1))
@@ -86,9 +87,10 @@ def report(run: Run = None, as_json: Json = False) -> None:
 
     from slurmlight.reporting import report as gather
     from slurmlight.runfolder import find_run
+    from slurmlight.secrets import masked
 
     folder = find_run(run)
-    found = gather(folder)
+    found = masked(gather(folder))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

@@ -80,12 +80,6 @@ class Log:
         """A descriptor the payload can append to."""
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
-    def text(self) -> str:
-        try:
-            return self.path.read_text(errors="replace")
-        except OSError:
-            return ""
-
 
 def record_path(folder: RunFolder, number: int) -> Path:
     return folder.attempt(number) / "attempt.json"

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from slurmlight.cluster import failures
+from slurmlight.cluster import failures, logfile
 from slurmlight.cluster.failures import Finding
+from slurmlight.errors import UserError
 from slurmlight.files import read_json, write_json
 from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder
+from slurmlight.secrets import redact
 
-TAIL_BYTES = 8 << 20  # of a log: the first cause is near the end unless it said much more than this after it
+
+def read(log: Path) -> str:
+    """An attempt's log as `slurmlight explain` reads it: of a huge one the beginning and the end. Empty where there is none."""
+    try:
+        return logfile.read(log).text
+    except UserError:
+        return ""
 
 
-def diagnose(plan: JobPlan, log: str) -> Finding | None:
-    """The cause an attempt's ``log`` shows; None where it shows none."""
-    return failures.diagnose(log[-TAIL_BYTES:], first_step_s=plan.first_step_s, step_s=plan.step_s)
+def diagnose(plan: JobPlan, log: str, nodes: Sequence[str] = ()) -> Finding | None:
+    """The cause that the text of an attempt's ``log`` shows; None where it shows none. ``nodes`` are the job's.
+
+    Secrets of this environment are masked: what is found goes into records and messages.
+    """
+    found = failures.diagnose(log, nodes=nodes, first_step_s=plan.first_step_s, step_s=plan.step_s)
+    return failures.masked(found) if found else None
 
 
 def last_words(log: str) -> str:
-    """The last line in which the kit itself said what is wrong ("slurmlight: ..."); empty without one."""
-    lines = [line for line in log[-TAIL_BYTES:].splitlines() if line.startswith("slurmlight: ")]
-    return lines[-1].removeprefix("slurmlight: ") if lines else ""
+    """The last line in which the kit itself said what is wrong ("slurmlight: ..."), secrets masked; empty without one."""
+    lines = [line for line in log.splitlines() if line.startswith("slurmlight: ")]
+    return redact(lines[-1].removeprefix("slurmlight: ")) if lines else ""
 
 
 def adjust(run: RunFolder, finding: Finding, say: Callable[[str], None]) -> None:

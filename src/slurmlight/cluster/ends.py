@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -18,8 +18,9 @@ _KINDS: dict[int, Kind] = {STOPPED: "stopped", BAD_CONFIG: "bad config", 0: "unf
 _FREE = "free space there, then launch the same run again"
 
 
-def judge(run: RunFolder, plan: JobPlan, log: Log, *, code: int, hung: str, stop_reason: str) -> End:
-    """The end of a payload that left ``code``; ``hung`` is what the watchdog said, ``stop_reason`` why it had to stop.
+def judge(run: RunFolder, plan: JobPlan, log: Log, *, code: int, hung: str, stop_reason: str, nodes: Sequence[str] = ()) -> End:
+    """The end of a payload that left ``code``; ``hung`` is what the watchdog said, ``stop_reason`` why it had to stop,
+    ``nodes`` the job's.
 
     Only the finish mark counts as finished, not exit code 0. What the log's finding changes for the next attempt is written.
     """
@@ -27,8 +28,8 @@ def judge(run: RunFolder, plan: JobPlan, log: Log, *, code: int, hung: str, stop
     end = End(kind, stop_reason=stop_reason, exit_code=code, cause=hung)
     if kind in ("finished", "stopped"):
         return end
-    text = log.text()
-    if found := diagnosis.diagnose(plan, text):
+    text = diagnosis.read(log.path)
+    if found := diagnosis.diagnose(plan, text, nodes):
         log.phase("cause", f"{found.title}: {found.evidence}")
         with suppress(OSError):
             diagnosis.adjust(run, found, log.line)

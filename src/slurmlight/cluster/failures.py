@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from slurmlight.cluster.fingerprints import Rule, literals, table
 from slurmlight.cluster.logtext import Attempt, Progress, current_attempt, progress, stamp, without_rank
 from slurmlight.cluster.nodelist import NodeListError, expand
+from slurmlight.secrets import redact
 
 FIRST_STEP_S = 1800.0
 STEP_S = 1200.0
@@ -97,6 +98,11 @@ def diagnose(
     first = min(found, key=lambda hit: hit.line)
     finding = _finding(first, attempt, nodes)
     return finding if errors else replace(finding, evidence=_error_line(attempt.lines, first.line) or finding.evidence)
+
+
+def masked(finding: Finding) -> Finding:
+    """``finding`` without the secrets that its line may hold (those of this process's environment, and what looks like one)."""
+    return replace(finding, evidence=redact(finding.evidence), action=redact(finding.action), detail=redact(finding.detail))
 
 
 def adjusted(value: float, change: float) -> float:

@@ -37,6 +37,7 @@ class Warning:
 class Place(Protocol):
     job: str
     node: str
+    nodes: tuple[str, ...]  # all of the job's
     restarts: int
     local: bool
 
@@ -55,6 +56,7 @@ class Local:
 
     def __init__(self, job: str, env: Mapping[str, str]) -> None:
         self.node = socket.gethostname()
+        self.nodes = (self.node,)
         self.job = job
         launcher = env.get(LAUNCHER, "")
         self._launcher = (int(launcher), start_time(int(launcher))) if launcher.isdigit() else None
@@ -106,7 +108,7 @@ class Slurm:
         self.node = env.get("SLURMD_NODENAME") or socket.gethostname()
         self.restarts = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset on the first run
         self._lead_s = plan.signal_lead_s
-        self._nodes = plan.nodes
+        self.nodes = tuple(expand(env.get("SLURM_JOB_NODELIST", self.node)))
         self._cap = plan.requeue_cap if plan.requeue else 0
         self._env = env
         self._canaries = 3
@@ -141,7 +143,7 @@ class Slurm:
         up = ("sinfo", "-h", "-N", "-p", self._env.get("SLURM_JOB_PARTITION", ""), "-t", "idle,mixed,allocated", "-o", "%N")
         try:
             others = set(command.run(*up).stdout.split()) - set(expand(excluded))
-            if len(others) < self._nodes:
+            if len(others) < len(self.nodes):
                 say(f"node {self.node} is not excluded: too few others are up")
                 return
             command.run("scontrol", "update", f"JobId={self.job}", f"ExcNodeList={excluded}")

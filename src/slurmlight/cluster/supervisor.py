@@ -144,7 +144,7 @@ class Supervisor:
         log.phase("ended", f"exit code {code}")
         asked = self.run_folder.stop_request()  # also one by `slurmlight cancel`
         reason = self.warning.reason if self.warning else asked.reason if asked and not hung else ""
-        end = ends.judge(self.run_folder, self.plan, log, code=code, hung=hung, stop_reason=reason)
+        end = ends.judge(self.run_folder, self.plan, log, code=code, hung=hung, stop_reason=reason, nodes=self.place.nodes)
         end = ends.wait_for_space(self.run_folder, end, log, self._sleep)
         return end, {name: round(seconds, 1) for name, seconds in payload.watchdog.phases.items()}
 

@@ -15,6 +15,7 @@ from slurmlight.evaluate.judging import Judges
 from slurmlight.evaluate.serve import Servers
 from slurmlight.evaluate.store import Key, Store
 from slurmlight.presets import Preset
+from slurmlight.secrets import redact
 from slurmlight.train.rollouts.children import ChildEnded
 
 TRIES = 3  # of an episode that infrastructure lost
@@ -145,4 +146,5 @@ def make_agent(preset: Preset) -> SqlAgent:
 def _words(error: Exception, seconds: float) -> str:
     if isinstance(error, TimeoutError):
         return f"no answer within {seconds:g} s"
-    return str(error)[:300] if isinstance(error, InfrastructureError) else f"{type(error).__name__}: {error}"[:300]
+    said = str(error) if isinstance(error, InfrastructureError) else f"{type(error).__name__}: {error}"
+    return redact(said)[:300]  # a server that refuses a key may repeat it, and this goes into the report
