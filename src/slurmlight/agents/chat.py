@@ -19,6 +19,7 @@ _THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 # A pool of connections belongs to the event loop that opened it. All channels of a loop share one: a gateway has another
 # base URL for every episode, and a client with a pool of its own costs 40 ms of CPU.
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, openai.AsyncOpenAI] = WeakKeyDictionary()
+client_class: type[openai.AsyncOpenAI] = openai.AsyncOpenAI  # a tracer that listens to typed calls puts its own class here
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ async def close_clients() -> None:
 def _client(channel: Channel) -> openai.AsyncOpenAI:
     loop, url, key = asyncio.get_running_loop(), channel.base_url, channel.api_key or "none"
     if loop not in _clients:
-        _clients[loop] = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
+        _clients[loop] = client_class(base_url=url, api_key=key, max_retries=MAX_RETRIES)
     return _clients[loop].with_options(base_url=url, api_key=key)
 
 
