@@ -27,7 +27,7 @@ def show(
         typer.echo(_markdown())
     elif name is None:
         about = {one: presets.load(one).about for one in presets.names()}
-        typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(f"{one:<8}{text}" for one, text in about.items()))
+        typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(f"{one:<14}{text}" for one, text in about.items()))
     elif as_json:
         preset = presets.load(name)
         typer.echo(json.dumps([asdict(key) | {"value": value(preset, key.name)} for key in keys()], indent=1))
@@ -43,7 +43,7 @@ def _toml(preset: Any) -> str:
 
     lines: list[str] = []
     section = ""
-    for key in (key for key in keys() if key.name != "verl"):
+    for key in (key for key in keys() if key.name != "verl" and "[]" not in key.name):
         here, _, leaf = key.name.rpartition(".")
         if value(preset, here or "name") is None:
             continue
@@ -52,11 +52,22 @@ def _toml(preset: Any) -> str:
             lines += ["", f"[{section}]"]
         found = value(preset, key.name)
         default = "" if key.required or found == key.default else f" (default {_short(key.default)})"
-        line = f"# {leaf} = none" if found is None else f"{leaf} = {json.dumps(found)}"
+        line = f"# {leaf} = none" if found is None else f"{leaf} = {_toml_value(found)}"
         lines.append(f"{line:<45} # {key.about}{default}")
     if preset.verl:
         lines += ["", "[verl]", *(f"{json.dumps(name)} = {json.dumps(found)}" for name, found in preset.verl.items())]
     return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON is TOML too, but for tables."""
+    import json
+
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {_toml_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value)
 
 
 def _markdown() -> str:
@@ -73,7 +84,8 @@ def _markdown() -> str:
         "|---|---|---|---|",
     ]
     for key in keys():
-        cells = (f"`{key.name}`", key.kind, "required" if key.required else f"`{_short(key.default)}`", key.about)
+        default = "required" if key.required else f"`{_short(key.default)}`"
+        cells = (f"`{key.name}`", key.kind, default, key.about)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 

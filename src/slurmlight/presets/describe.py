@@ -30,11 +30,19 @@ def keys() -> list[Key]:
 
 
 def value(preset: Preset, name: str) -> Any:
-    """What ``preset`` has under a dotted key, as JSON holds it; None in a section it does without."""
-    here: Any = preset
-    for part in name.split("."):
+    """What ``preset`` has under a dotted key, as JSON holds it; None in a section it does without.
+
+    A key of a table in a list (``reward[].weight``) has one value a table.
+    """
+    return _plain(_inside(preset, name.split(".")))
+
+
+def _inside(here: Any, where: list[str]) -> Any:
+    for place, part in enumerate(where):
+        if here is not None and part.endswith("[]"):
+            return [_inside(one, where[place + 1 :]) for one in getattr(here, part.removesuffix("[]"))]
         here = None if here is None else getattr(here, part)
-    return _plain(here)
+    return here
 
 
 def _keys(struct: inspect.Type, prefix: str) -> Iterator[Key]:
@@ -43,6 +51,8 @@ def _keys(struct: inspect.Type, prefix: str) -> Iterator[Key]:
         if _section(field.type) is None:
             default = None if field.required else _plain(_default(field))
             yield Key(prefix + field.name, _kind(field.type), default, field.required, _about(field.type))
+        if (table := _table(field.type)) is not None:
+            yield from _keys(table, f"{prefix}{field.name}[].")
     for field in struct.fields:
         if (section := _section(field.type)) is not None:
             yield from _keys(section, f"{prefix}{field.name}.")
@@ -50,6 +60,12 @@ def _keys(struct: inspect.Type, prefix: str) -> Iterator[Key]:
 
 def _section(kind: inspect.Type) -> inspect.StructType | None:
     return next((one for option in _options(kind) if isinstance(one := _bare(option), inspect.StructType)), None)
+
+
+def _table(kind: inspect.Type) -> inspect.StructType | None:
+    """What a list of tables holds."""
+    found = _bare(kind)
+    return _section(found.item_type) if isinstance(found, inspect.VarTupleType) else None
 
 
 def _options(kind: inspect.Type) -> tuple[inspect.Type, ...]:
@@ -77,7 +93,7 @@ def _kind(kind: inspect.Type) -> str:
         case inspect.LiteralType():
             return " | ".join(str(one) for one in kind.values)
         case inspect.VarTupleType():
-            return f"list of {_kind(kind.item_type)}"
+            return "list of tables" if _table(kind) else f"list of {_kind(kind.item_type)}"
         case inspect.TupleType():
             return f"[{', '.join(_kind(one) for one in kind.item_types)}]"
         case inspect.IntType() | inspect.FloatType():

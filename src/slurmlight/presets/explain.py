@@ -27,8 +27,15 @@ def explain(message: str, value: Any) -> UserError:
         place = f"key under {'.'.join(parents)}:" if parents else "key"
         return unknown_name(place, found["name"], _fields(parents))
     for part in parents:
-        value = value.get(part) if isinstance(value, Mapping) else value
+        value = _get(value, part)
     return UserError(f"{where}={value!r}: {what[:1].lower()}{what[1:]}", _documented(parents))
+
+
+def _get(value: Any, part: str) -> Any:
+    """``value`` under a name, or under a place in a list: reward[0]."""
+    name, _, place = part.rstrip("]").partition("[")
+    found: Any = value.get(name) if isinstance(value, Mapping) else value
+    return found[int(place)] if place.isdigit() else found
 
 
 def _field(where: list[str]) -> msgspec.inspect.Field | None:
@@ -37,7 +44,7 @@ def _field(where: list[str]) -> msgspec.inspect.Field | None:
     found = None
     for part in where:
         kind = _struct(kind)
-        found = next((field for field in kind.fields if field.name == part), None) if kind else None
+        found = next((field for field in kind.fields if field.name == part.partition("[")[0]), None) if kind else None
         if found is None:
             return None
         kind = found.type
@@ -46,6 +53,7 @@ def _field(where: list[str]) -> msgspec.inspect.Field | None:
 
 def _struct(kind: Any) -> msgspec.inspect.StructType | None:
     inner = [kind, *getattr(kind, "types", ()), getattr(kind, "type", None)]
+    inner += [getattr(one, "item_type", None) for one in inner]  # of a list of tables
     return next((one for one in inner if isinstance(one, msgspec.inspect.StructType)), None)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slurmlight.errors import UserError
+from slurmlight.presets import learning_rules
 from slurmlight.presets.schema import Preset
+from slurmlight.rewards.catalogue import REWARDS
 from slurmlight.slurmtime import minutes
 
 
@@ -19,6 +21,7 @@ def _errors(preset: Preset) -> Iterator[UserError]:
     yield from _batch(preset)
     yield from _job(preset)
     yield from _engine(preset)
+    yield from learning_rules.errors(preset)
 
 
 def _batch(preset: Preset) -> Iterator[UserError]:
@@ -108,4 +111,6 @@ def warnings(preset: Preset) -> list[str]:
             "the verl engine has been started on a CPU and on one H200, but no training step has been seen to its end yet; "
             "try preset fast first"
         )
+    if varying := [part.name for part in preset.reward if part.name in REWARDS and REWARDS[part.name].varies]:
+        found.append(f"reward {', '.join(varying)} measures time: a resumed run will not repeat the same bits")
     return found

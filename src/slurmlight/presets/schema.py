@@ -6,11 +6,10 @@ Sources in brackets: [verl] is the key's meaning in verl 0.5-0.9, [spider] the d
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Immutable; refuses unknown keys. msgspec instead of pydantic: a dry run must answer in half a second."""
+from slurmlight.presets.base import Section
+from slurmlight.presets.learning import CreditSection, Phase, RewardPart, SamplingSection, ScoringSection, StabilitySection
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
@@ -186,13 +185,6 @@ class RunnerSection(Section, frozen=True, kw_only=True):
     ] = 0.5
 
 
-class RewardSection(Section, frozen=True, kw_only=True):
-    evaluator: Annotated[
-        Literal["strict", "official"],
-        Meta(description="evaluator of the training reward: the kit's strict one or the published one [kit]"),
-    ] = "strict"
-
-
 class WarmStartSection(Section, frozen=True, kw_only=True):
     """Supervised warm start of the generated tiny policy; weakened on purpose by taught habits."""
 
@@ -213,7 +205,14 @@ class Preset(Section, frozen=True, kw_only=True):
     trainer: TrainerSection
     agent: AgentSection = AgentSection()
     runner: RunnerSection = RunnerSection()
-    reward: RewardSection = RewardSection()
+    reward: Annotated[tuple[RewardPart, ...], Meta(min_length=1, description="[[reward]]: parts of the reward [kit]")] = (
+        RewardPart(name="execution_match"),
+    )
+    scoring: ScoringSection = ScoringSection()
+    credit: CreditSection = CreditSection()
+    curriculum: Annotated[tuple[Phase, ...], Meta(description="[[curriculum]]: phases; none: always all tasks [kit]")] = ()
+    sampling: SamplingSection = SamplingSection()
+    stability: StabilitySection = StabilitySection()
     warmstart: Annotated[WarmStartSection, Meta(description="warm start of the generated tiny policy [kit]")] | None = None
     verl: Annotated[dict[str, Any], Meta(description="any further verl key, dotted, handed to verl as it is [verl]")] = field(
         default_factory=dict

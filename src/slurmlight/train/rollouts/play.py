@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import httpx
@@ -49,7 +50,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Played:
-    """How a job ended: ``reward`` is None where it failed, and ``error`` then says why."""
+    """How a job ended: ``reward`` is None where it failed, and ``error`` then says why.
+
+    ``parts`` is what rollouts.player.Parts says of a composed reward, with the whole one as ``reward``.
+    """
 
     job: Job
     reward: float | None = None
@@ -57,6 +61,7 @@ class Played:
     calls: tuple[Call, ...] = ()
     detail: dict[str, Any] = field(default_factory=dict)
     error: str = ""
+    parts: dict[str, Any] = field(default_factory=dict)
 
 
 class Playground:
@@ -146,13 +151,15 @@ class Playground:
 
 def read_events(job: Job, events: Sequence[dict[str, Any]]) -> Played:
     """The calls and the last reward of one rollout. An episode without a reward or without ids has failed."""
-    calls, reward, reason, detail = [], None, "", {}
+    calls, reward, reason, detail, parts = [], None, "", {}, {}
     for event in events:
         data = event["data"]
         if event["event_type"] == "reward":
             reward, reason = data["value"], data.get("reason") or ""
         elif event["event_type"] == "detail":
             detail = data
+        elif event["event_type"] == "parts":
+            parts = data
         elif event["event_type"] == "model_request" and data.get("status") == "ok":
             calls.append(
                 Call(
@@ -163,7 +170,9 @@ def read_events(job: Job, events: Sequence[dict[str, Any]]) -> Played:
             )
     if reward is None:
         return Played(job, error="error: the episode ended without a reward")
+    if not isfinite(reward):
+        return Played(job, error=f"error: the reward is {reward}, which is no number to learn from")
     torn = [call for call in calls if not call.prompt or not call.response or len(call.logprobs) != len(call.response)]
     if job.learns and (torn or not calls):
         return Played(job, error="error: the model server gave no token ids or log-probabilities to learn from")
-    return Played(job, float(reward), reason, tuple(calls), detail)
+    return Played(job, float(reward), reason, tuple(calls), detail, parts=parts)

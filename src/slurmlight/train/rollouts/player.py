@@ -17,12 +17,25 @@ from slurmlight.presets import Preset
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A composed reward taken apart: every part by name, ``plain`` execution match, and a score of each learning call."""
+
+    rewards: dict[str, float]
+    plain: float
+    calls: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Score:
-    """What an episode earned. ``reason`` is one word or line for statistics, ``detail`` is for reports (JSON values)."""
+    """What an episode earned. ``reason`` is one word or line for statistics, ``detail`` is for reports (JSON values).
+
+    Without ``parts`` the reward is execution match itself. Validation reports ``parts.plain``, whatever training is paid by.
+    """
 
     reward: float
     reason: str = ""
     detail: dict[str, Any] = field(default_factory=dict)
+    parts: Parts | None = None
 
 
 class Player(Protocol):

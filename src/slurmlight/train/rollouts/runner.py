@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class Runner:
         try:
             async with limit:
                 score = await self.player(rollout["input"], self.endpoint(rollout))
-                await self._report(rollout_id, score)
+                await self._report(rollout, score)
         except Exception as error:  # whatever an agent raises is this episode's end, not the runner's
             message = f"{TIMEOUT}: no answer within {self.timeout_s:g} s" if limit.expired() else f"{ERROR}: {_words(error)}"
             print(f"episode {rollout_id} failed: {message}", file=sys.stderr, flush=True)
@@ -117,12 +118,16 @@ class Runner:
         temperature = self.temperature if rollout["is_train"] else 0.0
         return Endpoint(learn, aux, Sampling(temperature, self.max_tokens, seed), self.timeout_s)
 
-    async def _report(self, rollout_id: str, score: Score) -> None:
-        events = [{"event_type": "reward", "data": {"value": score.reward, "source": "agent", "reason": score.reason}}]
+    async def _report(self, rollout: Mapping[str, Any], score: Score) -> None:
+        """In validation the reward is plain execution match: a shaped one cannot hide a worse model."""
+        value = score.reward if rollout["is_train"] or score.parts is None else score.parts.plain
+        events = [{"event_type": "reward", "data": {"value": value, "source": "agent", "reason": score.reason}}]
+        if score.parts:
+            events.append({"event_type": "parts", "data": {"reward": score.reward, **asdict(score.parts)}})
         if score.detail:
             events.append({"event_type": "detail", "data": score.detail})
         for event in events:
-            await self._ask("POST", f"/rollouts/{rollout_id}/attempt/0/events", event)
+            await self._ask("POST", f"/rollouts/{rollout['rollout_id']}/attempt/0/events", event)
 
     async def _patch(self, rollout_id: str, **status: str) -> bool:
         """False where the gateway refuses: another runner has it, or it was failed or forgotten meanwhile."""
