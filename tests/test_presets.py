@@ -119,7 +119,7 @@ def test_o05_rows_that_do_not_divide_among_the_gpus() -> None:
 
 def test_o05_rows_that_do_not_divide_into_micro_batches() -> None:
     told = refused("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5")
-    assert "32 rows is not divisible by ppo_micro_batch_size_per_gpu=5" in told
+    assert "32 rows is not divisible by actor.ppo_micro_batch_size_per_gpu=5" in told
 
 
 def test_o06_grpo_needs_a_group() -> None:

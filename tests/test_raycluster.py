@@ -49,7 +49,7 @@ JOB = textwrap.dedent("""\
     folder, nodes = Path(sys.argv[1]), sys.argv[2].split(",")
     plan = JobPlan(name="t", run_folder=str(folder), project_folder=str(folder), cluster="slurm", preset="t",
                    payload=(), nodes=len(nodes), gpus=1, cpus=2)
-    cluster = RayCluster(plan, 1, nodes, folder, 1)
+    cluster = RayCluster(plan, 1, nodes, folder, os.environ, 1)
     os.environ.update(cluster.variables())
     from slurmlight.train.verl import start
     import ray

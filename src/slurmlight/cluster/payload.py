@@ -8,9 +8,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from slurmlight.cluster import container, gpus, processes
+from slurmlight.cluster import container, gpus, nodelist, processes
 from slurmlight.cluster.attempts import Attempt, Log
+from slurmlight.cluster.raycluster import RayCluster
 from slurmlight.cluster.watch import Watchdog
+from slurmlight.errors import UserError
 from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder, StopRequest
 
@@ -28,10 +30,11 @@ class Payload:
             if warning := container.record(plan):
                 log.line(warning)
         output = log.open()
+        env = _environment(env, run, attempt)
         try:
-            self.process = processes.spawn(
-                _argv(plan, attempt.attempt, env), env=_environment(env, run, attempt), output=output, cwd=plan.project_folder
-            )
+            self.ray = _ray(run, plan, attempt, env, output)
+            env |= self.ray.variables() if self.ray else {}
+            self.process = processes.spawn(_argv(plan, attempt.attempt, env), env=env, output=output, cwd=plan.project_folder)
         finally:
             os.close(output)
         log.phase("payload", f"pid {self.process.pid}")
@@ -44,6 +47,10 @@ class Payload:
         """None while it runs; 128 + signal where a signal ended it."""
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
+
+    def lost(self) -> str:
+        """What of the job's other nodes is gone; empty where all are there, or where there is one node only."""
+        return self.ray.lost() if self.ray else ""
 
     def look(self) -> str:
         """What the watchdog says is wrong; empty while all is well."""
@@ -71,6 +78,8 @@ class Payload:
         """End it and everything it started, wherever that went."""
         leader = self.process.pid
         processes.end(processes.group(leader), grace)
+        if self.ray:
+            self.ray.end()
         processes.end(processes.marked([self.attempt.mark]), grace)
         self.process.wait()
         if self.plan.image:
@@ -93,6 +102,16 @@ class Payload:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return
+
+
+def _ray(run: RunFolder, plan: JobPlan, attempt: Attempt, env: Mapping[str, str], output: int) -> RayCluster | None:
+    """Ray on all nodes of a job that has several; on one, the trainer starts it by itself."""
+    if plan.nodes < 2:
+        return None
+    nodes = nodelist.expand(env.get("SLURM_JOB_NODELIST", ""))
+    if len(nodes) < plan.nodes:
+        raise UserError(f"--nodes {plan.nodes} but the job has {len(nodes)}", "several nodes need a Slurm job of that size")
+    return RayCluster(plan, attempt.attempt, nodes, run.attempt(attempt.attempt), env, output)
 
 
 def _argv(plan: JobPlan, attempt: int, env: Mapping[str, str]) -> list[str]:

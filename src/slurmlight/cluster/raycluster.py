@@ -1,6 +1,6 @@
 """Ray over the nodes of a job: one srun step runs this module's ``main`` on every node, in the container.
 
-    cluster = RayCluster(plan, attempt, job, nodes, folder, output)      # batch host; then payload with cluster.variables()
+    cluster = RayCluster(plan, attempt, nodes, folder, env, output)      # batch host; then payload with cluster.variables()
     python -m slurmlight.cluster.raycluster FOLDER GPUS CPUS             # one task a node; task 0 is the head
 
 On one node there is no cluster: the trainer starts Ray itself. All nodes share a token (a file of mode 0600 in the attempt's
@@ -31,17 +31,19 @@ RESOURCE = "slurmnode:"  # a node offers this resource with its Slurm name: host
 class RayCluster:
     """The step that runs Ray on all nodes; it ends with the process that made this object, or by ``end``."""
 
-    def __init__(self, plan: JobPlan, attempt: int, nodes: Sequence[str], folder: Path, output: int) -> None:
+    def __init__(
+        self, plan: JobPlan, attempt: int, nodes: Sequence[str], folder: Path, env: Mapping[str, str], output: int
+    ) -> None:
         """``folder`` is the attempt's, on a file system all nodes share. Raises OSError, or UserError of the container."""
         self.nodes, self.folder = tuple(nodes), folder
         (folder / "head.json").unlink(missing_ok=True)
         write_atomic(folder / "ray-token", secrets.token_hex(32), mode=0o600)
         argv = [sys.executable, "-m", "slurmlight.cluster.raycluster", str(folder), str(plan.gpus), str(plan.cpus)]
         wrapped = container.wrap(
-            plan, argv, attempt, role="ray", launcher=srun(len(nodes)), environ=os.environ | self.variables()
+            plan, argv, attempt, role="ray", launcher=srun(len(nodes)), environ=dict(env) | self.variables()
         )
         self.process = processes.spawn(
-            wrapped, env=_step_environment() | self.variables(), output=output, cwd=plan.project_folder
+            wrapped, env=_step_environment(env) | self.variables(), output=output, cwd=plan.project_folder
         )
 
     def variables(self) -> dict[str, str]:
@@ -71,10 +73,10 @@ def srun(nodes: int) -> list[str]:
     return ["srun", "--overlap", "--kill-on-bad-exit=1", "--quiet", "--job-name=ray", *shape]
 
 
-def _step_environment() -> dict[str, str]:
-    """This environment without the batch script's own shape, which srun would take as defaults and refuse."""
+def _step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` without the batch script's own shape, which srun would take as defaults and refuse."""
     refused = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_MEM_PER", "SLURM_CPUS_PER_TASK")
-    return {name: value for name, value in os.environ.items() if not name.startswith(refused)}
+    return {name: value for name, value in env.items() if not name.startswith(refused)}
 
 
 # on each node

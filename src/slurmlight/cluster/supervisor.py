@@ -32,6 +32,7 @@ SECURE_S = 20.0  # so long before the time to save is over the requeue is asked 
 AGAIN_S = 0.5  # two Ctrl-C closer than this are one (terminal and launcher both pass it on)
 ORPHANED = Warning("batch process killed", SECURE_S + 20.0, coming_back=True)
 TERM_WAIT_S = 20.0  # for the TERM that follows a requeue
+NODE_LOST_S = 5.0  # for a payload to say what it saw of the loss; it cannot save, its collectives hang
 RETRY_S = 1.0  # between attempts on this machine
 
 
@@ -164,6 +165,10 @@ class Supervisor:
                 return ""
             if self.secure_at and time.monotonic() > self.secure_at:
                 self._time_is_up(log)
+            if lost := payload.lost():
+                log.phase("lost", lost)
+                payload.end(grace=NODE_LOST_S)
+                return ""
             if hung := payload.look():
                 log.phase("hang", hung)
                 payload.end_hung()

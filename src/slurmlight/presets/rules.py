@@ -72,8 +72,8 @@ def _engine(preset: Preset) -> Iterator[UserError]:
             f"tensor_model_parallel_size={rollout.tensor_model_parallel_size} does not divide {preset.job.gpus} GPUs",
             "change it",
         )
+    yield from _micro_batches(preset)
     if preset.engine.stack == "seed":
-        yield from _micro_batch(preset)
         if model.lora_rank > 0:
             yield UserError(
                 f"model.lora_rank={model.lora_rank} with verl 0.5.0 + vllm 0.10.2: they disagree and corrupt the policy",
@@ -86,16 +86,21 @@ def _engine(preset: Preset) -> Iterator[UserError]:
             )
 
 
-def _micro_batch(preset: Preset) -> Iterator[UserError]:
-    """verl 0.5.0 asserts it without a text, minutes into the job (workers/fsdp_workers.py)."""
-    actor, gpus = preset.actor_rollout_ref.actor, preset.job.gpus * preset.job.nodes
-    rows = actor.ppo_mini_batch_size * preset.actor_rollout_ref.rollout.n // max(gpus, 1)
-    if rows % actor.ppo_micro_batch_size_per_gpu:
-        yield UserError(
-            f"ppo_mini_batch_size x n / GPUs = {rows} rows is not divisible by "
-            f"ppo_micro_batch_size_per_gpu={actor.ppo_micro_batch_size_per_gpu}",
-            "change one of them",
-        )
+def _micro_batches(preset: Preset) -> Iterator[UserError]:
+    """verl asserts it minutes into the job, after the first rollout (workers/engine/utils.py, workers/fsdp_workers.py)."""
+    parts, gpus = preset.actor_rollout_ref, preset.job.gpus * preset.job.nodes
+    rows = parts.actor.ppo_mini_batch_size * parts.rollout.n // max(gpus, 1)
+    sizes = {
+        "actor.ppo_micro_batch_size_per_gpu": parts.actor.ppo_micro_batch_size_per_gpu,
+        "rollout.log_prob_micro_batch_size_per_gpu": parts.rollout.log_prob_micro_batch_size_per_gpu,
+    }
+    if parts.actor.use_kl_loss or preset.algorithm.use_kl_in_reward:
+        sizes["ref.log_prob_micro_batch_size_per_gpu"] = parts.ref.log_prob_micro_batch_size_per_gpu
+    for name, size in sizes.items():
+        if rows % size:
+            yield UserError(
+                f"ppo_mini_batch_size x n / GPUs = {rows} rows is not divisible by {name}={size}", "change one of them"
+            )
 
 
 def warnings(preset: Preset) -> list[str]:
