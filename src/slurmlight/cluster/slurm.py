@@ -51,11 +51,12 @@ def call(*argv: str, cluster: str = "", deadline_s: float = command.DEADLINE_S) 
     return result
 
 
-def patiently[T](action: Callable[[], T], tell: Callable[[str], None], limit_s: float = PATIENCE_S) -> T:
+def patiently[T](action: Callable[[], T], tell: Callable[[str], None], limit_s: float | None = None) -> T:
     """``action()``, repeated while slurmctld does not answer; ``tell`` gets a line before each wait.
 
-    Raises SlurmDown after ``limit_s`` seconds.
+    Raises SlurmDown after ``limit_s`` seconds (default: PATIENCE_S).
     """
+    limit_s = PATIENCE_S if limit_s is None else limit_s
     end, wait = time.monotonic() + limit_s, 2.0
     while True:
         try:
