@@ -131,6 +131,8 @@ def test_s08_never_starts() -> None:
     seen = queue("2|PENDING|DependencyNeverSatisfied||PD|afterok:1(failed)")
     assert (seen.state, seen.final) == (State.BLOCKED, False)
     assert "job 1 " in seen.says
+    seen = queue("2|CANCELLED|DependencyNeverSatisfied||CA|afterok:1(failed)")  # with --kill-on-invalid-dep
+    assert (seen.state, seen.final) == (State.CANCELLED, True) and "job 1 did not end as asked" in seen.says
     limit = queue("7|PENDING|PartitionNodeLimit||PD")
     assert limit.state is State.BLOCKED and "node limit" in limit.says
 

@@ -49,6 +49,20 @@ def test_o15_a_dry_run_of_two_nodes_is_the_same_bytes_twice(tmp_path: Path) -> N
     assert "sleep" not in job and "symmetric-run" not in job
 
 
+def test_a_dry_run_shows_the_evaluation_that_would_follow(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/test_dev_500.parquet").touch()
+    done = launch("--preset", "qwen", "--partition", "a800", "--account", "mine", "--then-eval", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    training, evaluation = done.stdout.split("# ---- and then, when it has finished ----")
+    job = evaluation.split("the job above) ----\n")[1].split("\n# ---- plan of")[0]
+    assert subprocess.run(["bash", "-n"], input=job, text=True).returncode == 0
+    for line in ("--dependency=afterok:JOB", "--kill-on-invalid-dep=yes", "--requeue", "--gres=gpu:a800:4", "--account=mine"):
+        assert f"#SBATCH {line}" in job
+    assert "checkpoints/qwen/eval/newest" in evaluation and "dependency=" not in training
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_o12_a_hostile_name_is_quoted_data_not_shell(tmp_path: Path) -> None:
     done = launch(
         "--preset", "qwen", "--partition", "a800", "--dry-run", "--set", "trainer.experiment_name=a b; touch x", cwd=tmp_path
@@ -97,6 +111,7 @@ def test_o13_offline_flag_is_handed_on_by_name(tmp_path: Path) -> None:
             ("--preset", "qwen", "--partition", "a800", "--dry-run", "--account", "a\n#SBATCH --nodes=9"),
             ("account", "control characters"),
         ),
+        (("--preset", "qwen", "--partition", "a800", "--dry-run", "--then-eval"), ("data file", "does not exist")),
         (("--preset", "nowhere.toml"), ("nowhere.toml", "does not exist")),
         (
             ("--preset", "qwen", "--partition", "a800", "--dry-run", "--set", "env.HF_TOKEN=hf_abcdefgh"),

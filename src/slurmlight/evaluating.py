@@ -1,4 +1,4 @@
-"""From a person's flags to an evaluation's folder with a plan in it, and to its job: the host half of `slurmlight eval`.
+"""From a person's flags to an evaluation's folder with a plan in it: the host half of `slurmlight eval` (evaljobs submits).
 
 An evaluation is a run of its own (RUN/eval/NAME, or checkpoints/NAME without a training run), so that supervisor, status,
 logs and cancel treat it like any other.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ import msgspec
 
 from slurmlight import launching, presets
 from slurmlight import plan as plans
-from slurmlight.cluster import slurm
 from slurmlight.errors import UserError
-from slurmlight.evaluate.config import FREE_KEYS, SERVED_IN_FLIGHT, EvalConfig, check, default_name, to_json
+from slurmlight.evaluate.config import FREE_KEYS, SERVED_IN_FLIGHT, EvalConfig, Kind, check, default_name, to_json
 from slurmlight.files import read_json, write_json
-from slurmlight.following import attend, tell
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
 from slurmlight.runfolder import RunFolder, all_runs, find_run, home
@@ -29,7 +26,6 @@ from slurmlight.secrets import forwarded_names
 from slurmlight.train import checkpoints
 from slurmlight.train.config import read_preset
 
-EXIT_PARTIAL = 3  # evaluate.main.EXIT_PARTIAL, which this half must not import
 KEY_NAME = "OPENAI_API_KEY"
 
 
@@ -64,6 +60,18 @@ def configure(asked: Asked, *, later: bool = False, questions: bool = True) -> E
     preset = read_preset(run.path) if run else presets.load(asked.preset or "")
     kind = "endpoint" if asked.endpoint else "baseline" if asked.baseline or run is None else "checkpoint"
     step = _step(run, asked.step) if kind == "checkpoint" and run and not later else asked.step
+    return _config(asked, preset, run, kind, step, questions)
+
+
+def configure_after(preset: Preset, run: RunFolder) -> EvalConfig:
+    """The evaluation that follows the training of ``run``, which need not have begun: its last step, greedily.
+
+    Raises UserError for a missing data file, but for a preset that makes its own.
+    """
+    return _config(Asked(), preset, run, "checkpoint", None, questions=preset.warmstart is None)
+
+
+def _config(asked: Asked, preset: Preset, run: RunFolder | None, kind: Kind, step: int | None, questions: bool) -> EvalConfig:
     usual = home() / (preset.data.test_files or preset.data.val_files)
     file = (Path(asked.data) if asked.data else usual).absolute()
     if questions and not file.is_file():
@@ -96,7 +104,7 @@ def configure(asked: Asked, *, later: bool = False, questions: bool = True) -> E
 def newest_run() -> RunFolder:
     """The training run launched last of those that are finished or have a complete checkpoint. Raises UserError."""
     ready = [run for run in all_runs() if run.finished() or checkpoints.newest_complete(run.path)]
-    ready = [run for run in ready if not (run.path / "subject.json").exists()]  # evaluations without a training run
+    ready = [run for run in ready if not has_begun(run)]  # evaluations without a training run
     if not ready:
         raise UserError(f"no run under {home() / 'checkpoints'} has a complete checkpoint", "train one, or name --preset")
     return max(ready, key=lambda run: run.config.stat().st_mtime)
@@ -144,7 +152,7 @@ def _other(run: RunFolder | None, text: str) -> Path:
     """The evaluation to compare with: a name beside this one, a name under checkpoints/, or a folder."""
     beside = run.path / "eval" / text if run else None
     path = beside if beside and (beside / "config.json").exists() else find_run(text).path
-    if not (path / "subject.json").exists():
+    if not has_begun(RunFolder(path)):
         raise UserError(f"{path} is no evaluation that has begun", "name one: RUN/eval/NAME")
     return path
 
@@ -158,7 +166,7 @@ def folder_of(config: EvalConfig, name: str | None) -> RunFolder:
 
 def make_plan(config: EvalConfig, folder: RunFolder, cluster: ClusterName, dry: bool, flags: dict[str, Any]) -> JobPlan:
     """One node, and no GPU where somebody else serves."""
-    plan = launching.make_plan(job_preset(config), cluster, _job_name(config, folder), dry, flags)
+    plan = launching.make_plan(job_preset(config), cluster, job_name(config, folder), dry, flags)
     payload = (sys.executable, "-m", "slurmlight.evaluate.main", str(folder.path))
     return replace(plan, run_folder=str(folder.path), payload=payload)
 
@@ -169,7 +177,7 @@ def job_preset(config: EvalConfig) -> Preset:
     return msgspec.structs.replace(preset, job=msgspec.structs.replace(preset.job, nodes=1, gpus=gpus))
 
 
-def _job_name(config: EvalConfig, folder: RunFolder) -> str:
+def job_name(config: EvalConfig, folder: RunFolder) -> str:
     return f"{Path(config.run).name}.eval.{folder.name}"[:100] if config.run else folder.name
 
 
@@ -182,13 +190,13 @@ def known_as(folder: RunFolder) -> str:
 def prepare(config: EvalConfig, plan: JobPlan, fresh: bool) -> RunFolder:
     """The folder, made or taken up again. A partial one forgets its finish mark: what was lost is asked once more.
 
-    Raises UserError where it holds another evaluation or cannot be written.
+    Raises UserError where another evaluation has begun in it, or where it cannot be written.
     """
     folder, now = RunFolder(plan.run_folder), to_json(config)
     if fresh and folder.path.exists():
         launching.move_aside(folder.path)
     before = read_json(folder.config)
-    if isinstance(before, dict):
+    if isinstance(before, dict) and has_begun(folder):
         changed = [key for key in sorted(now) if before.get(key) != now[key] and key not in FREE_KEYS]
         if changed:
             what = (
@@ -215,72 +223,19 @@ def complete(folder: RunFolder) -> bool:
     return isinstance(summary, dict) and bool(summary.get("complete"))
 
 
-def start(config: EvalConfig, plan: JobPlan, why: str, *, fresh: bool, follow: bool) -> int:
-    """Submit, or take up what is on its way, and follow it. Returns the exit code: 0 complete, 3 partial."""
-    from slurmlight.cluster import submit
-
-    folder = RunFolder(plan.run_folder)
-    for line in launching.describe(plan, why, []):
-        print(line, flush=True)
-    if (job := launching.active_job(folder)) and not fresh:
-        print(f"job       {job} works on this evaluation already; following it", flush=True)
-    else:
-        if job:
-            raise UserError(f"{known_as(folder)} is running as job {job}", f"slurmlight cancel {known_as(folder)}")
-        prepare(config, plan, fresh)
-        if folder.finished():
-            print(f"finished  {folder.path / 'report' / 'report.html'} (--fresh starts over)", flush=True)
-            return 0
-        job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
-        print(f"job       {job}: slurmlight logs -f {known_as(folder)} | cancel {known_as(folder)}", flush=True)
-    if not follow:
-        return 0
-    return code_of(folder, attend(folder, replace(plan, name=known_as(folder))))
+def has_begun(folder: RunFolder) -> bool:
+    """Whether an attempt decided what is evaluated: before that nothing was asked."""
+    return (folder.path / "subject.json").exists()
 
 
-def code_of(folder: RunFolder, code: int) -> int:
-    """``code``, or 3 where a report is there that lacks questions and nothing else but failure is to be said."""
-    if code in (0, 1) and (folder.path / "report" / "summary.json").exists() and not complete(folder):
-        tell(f"partial: {folder.path / 'report' / 'report.md'} says what is missing; the same command again asks the rest")
-        return EXIT_PARTIAL
-    return code
-
-
-def run_here(asked: Asked, flags: dict[str, Any]) -> int:
-    """Supervise an evaluation in the job that this process is the batch process of (slurm/eval.sbatch)."""
-    from slurmlight.cluster import supervisor
-
-    env = os.environ
-    job = env.get("SLURM_JOB_ID")
-    if not job:
-        raise UserError("no SLURM_JOB_ID: this is not a Slurm job", "sbatch slurm/eval.sbatch, or use slurmlight eval")
-    folder = _mine(job) if env.get("SLURM_RESTART_COUNT") else None
-    if folder is None:
-        config = configure(asked)
-        given = {key: value for key, value in flags.items() if value} | {
-            "partition": env.get("SLURM_JOB_PARTITION", ""),
-            "cpus": int(env.get("SLURM_CPUS_ON_NODE", config.training().job.cpus)),
-            "env_names": env_names(),
-        }
-        folder = folder_of(config, asked.name)
-        preset = job_preset(config)
-        plan = plans.make_plan(
-            preset, name=_job_name(config, folder), project=home(), cluster="slurm", python=sys.executable, **given
-        )
-        payload = (sys.executable, "-m", "slurmlight.evaluate.main", str(folder.path))
-        prepare(config, replace(plan, run_folder=str(folder.path), payload=payload), fresh=False)
-        record = {"cluster": "slurm", "job_id": job, "name": env.get("SLURM_JOB_NAME", ""), "submitted": time.time()}
-        write_json(folder.job, record)
-    return code_of(folder, supervisor.supervise(folder.path))
-
-
-def _mine(job: str) -> RunFolder | None:
-    """The evaluation this job worked on before it was requeued: meanwhile a newer checkpoint may be there."""
-    root = home() / "checkpoints"
-    for path in sorted([*root.glob("*/eval/*/job.json"), *root.glob("*/job.json")]):
-        if str((read_json(path) or {}).get("job_id")) == job and (path.parent / "config.json").exists():
-            return RunFolder(path.parent)
-    return None
+def outdated(config: EvalConfig, folder: RunFolder) -> bool:
+    """Whether ``folder`` holds an evaluation of the newest checkpoint which is not the newest any more, or soon will not be."""
+    subject = read_json(folder.path / "subject.json")
+    if config.kind != "checkpoint" or config.step is not None or not isinstance(subject, dict):
+        return False
+    run = RunFolder(config.run)
+    newest = checkpoints.newest_complete(run.path)
+    return run.finished() is None or newest is None or newest.step != subject.get("step")
 
 
 def env_names() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from slurmlight.files import read_json, write_json
 from slurmlight.following import attend, tell
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
+from slurmlight.rewards.user import look_at
 from slurmlight.runfolder import RunFolder, find_run, home
 from slurmlight.secrets import forwarded_names
 from slurmlight.train import checkpoints
@@ -35,6 +36,8 @@ FREE_KEYS = (
     "trainer.logger",
     "trainer.max_",
     "trainer.keep_",
+    "stability.on_alarm",
+    "stability.max_fallbacks",
 )
 
 
@@ -160,25 +163,30 @@ def describe(plan: JobPlan, why: str, warnings: Sequence[str]) -> list[str]:
 
 def start(plan: JobPlan, preset: Preset, why: str, *, fresh: bool, follow: bool) -> int:
     """Submit the run, or take up the one that is on its way, and follow it. Returns the exit code."""
+    begin(plan, preset, why, fresh=fresh, follow=follow)
+    return attend(RunFolder(plan.run_folder), plan) if follow else 0
+
+
+def begin(plan: JobPlan, preset: Preset, why: str, *, fresh: bool, follow: bool) -> str:
+    """Submit the run, or take up the one that is on its way. Returns the id of its job."""
     from slurmlight.cluster import submit
 
     run = RunFolder(plan.run_folder)
     for line in describe(plan, why, presets.warnings(preset)):
         print(line, flush=True)
-    if (job := active_job(run)) and not fresh:
+    job = active_job(run)
+    if job and not fresh:
         print(f"job       {job} works on this run already; following it", flush=True)
-    else:
-        if job:
-            raise UserError(
-                f"run '{plan.name}' is running as job {job}", f"slurmlight cancel {plan.name}, or give another --name"
-            )
-        check_inputs(plan, preset)
-        if not fresh:
-            check_resume(plan, run)
-        prepare(plan, preset, fresh)
-        job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
-        print(f"job       {job}: slurmlight logs -f {plan.name} | status {plan.name} | cancel {plan.name}", flush=True)
-    return attend(run, plan) if follow else 0
+        return job
+    if job:
+        raise UserError(f"run '{plan.name}' is running as job {job}", f"slurmlight cancel {plan.name}, or give another --name")
+    check_inputs(plan, preset)
+    if not fresh:
+        check_resume(plan, run)
+    prepare(plan, preset, fresh)
+    job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
+    print(f"job       {job}: slurmlight logs -f {plan.name} | status {plan.name} | cancel {plan.name}", flush=True)
+    return job
 
 
 def active_job(run: RunFolder) -> str:
@@ -193,6 +201,9 @@ def active_job(run: RunFolder) -> str:
 
 def check_inputs(plan: JobPlan, preset: Preset) -> None:
     """Raises UserError, before anything is submitted, for files that the payload would miss hours later."""
+    for part in preset.reward:
+        if part.file:
+            look_at(Path(plan.project_folder) / part.file, part.name)
     if preset.warmstart is not None:
         return  # data and policy of the tiny preset are made by the run itself
     if preset.engine.stack == "seed":

@@ -68,7 +68,7 @@ def evaluate(
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="follow it to its end")] = True,
 ) -> None:
     """Evaluate a checkpoint as a job. Ends with 0: complete; 3: partial; 75: stopped; 2: bad input; 1: failed."""
-    from slurmlight import evaluating, launching
+    from slurmlight import evaljobs, evaluating, launching
 
     asked = evaluating.Asked(
         run, preset, step, baseline, endpoint, model, data, samples, temperature, limit, in_flight, seed, against, name
@@ -80,7 +80,7 @@ def evaluate(
     if depend:
         flags["dependency"] = launching.dependency(depend, False)
     plan = evaluating.make_plan(config, evaluating.folder_of(config, name), where, False, flags)
-    raise typer.Exit(evaluating.start(config, plan, why, fresh=fresh, follow=follow))
+    raise typer.Exit(evaljobs.start(config, plan, why, fresh=fresh, follow=follow))
 
 
 def batch(
@@ -102,12 +102,12 @@ def batch(
     runtime: Runtime = None,
 ) -> None:
     """Evaluate inside a job that sbatch started already (slurm/eval.sbatch)."""
-    from slurmlight import evaluating
+    from slurmlight import evaljobs, evaluating
 
     asked = evaluating.Asked(
         run, preset, step, baseline, endpoint, model, data, samples, temperature, limit, in_flight, seed, against, name
     )
-    raise typer.Exit(evaluating.run_here(asked, {"image": image, "runtime": runtime}))
+    raise typer.Exit(evaljobs.run_here(asked, {"image": image, "runtime": runtime}))
 
 
 def ask(

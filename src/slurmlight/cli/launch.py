@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from slurmlight.chaining import Chained
     from slurmlight.plan import JobPlan
     from slurmlight.presets import Preset
 
@@ -44,11 +45,14 @@ def launch(
     name: Annotated[str | None, typer.Option(help="name of the run; the preset's by default")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="key=value for any preset key; repeatable")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="move an old run of this name aside and start over")] = False,
+    then_eval: Annotated[
+        bool, typer.Option("--then-eval", help="evaluate the last step once the training has finished")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print job script and configuration, submit nothing")] = False,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="follow the run to its end")] = True,
 ) -> None:
     """Train a preset: as a Slurm job that requeues itself, or on this machine."""
-    from slurmlight import launching, presets
+    from slurmlight import chaining, launching, presets
     from slurmlight.plan import run_name
     from slurmlight.secrets import forwarded_names
     from slurmlight.tracking.swanlab_mode import choose_mode
@@ -65,27 +69,36 @@ def launch(
     if depend:
         asked["dependency"] = launching.dependency(depend, dry_run)
     plan = launching.make_plan(chosen, where, name, dry_run, asked)
+    then = chaining.plan_after(plan, chosen, dry_run, asked) if then_eval else None
     if dry_run:
-        _print_dry_run(plan, chosen, why)
+        _print_dry_run(plan, chosen, why, then)
         return
+    if then:
+        raise typer.Exit(chaining.start(plan, chosen, why, then, fresh=fresh, follow=follow))
     raise typer.Exit(launching.start(plan, chosen, why, fresh=fresh, follow=follow))
 
 
-def _print_dry_run(plan: JobPlan, chosen: Preset, why: str) -> None:
+def _print_dry_run(plan: JobPlan, chosen: Preset, why: str, then: Chained | None) -> None:
     import json
 
     from slurmlight import launching, presets
     from slurmlight import plan as plans
+    from slurmlight.cluster.submit import script
     from slurmlight.secrets import redact
 
     for line in launching.describe(plan, why, presets.warnings(chosen)):
         print(f"# {line}")
     if plan.cluster == "slurm":
-        from slurmlight.cluster.submit import script
-
         print("\n# ---- job script ----\n" + script(plan).rstrip())
     print("\n# ---- plan ----\n" + redact(json.dumps(plans.to_json(plan), indent=1)))
     print("\n# ---- resolved configuration ----\n" + redact(json.dumps(presets.to_json(chosen), indent=1)))
+    if then:
+        print("\n# ---- and then, when it has finished ----")
+        for line in launching.describe(then.plan, why, []):
+            print(f"# {line}")
+        if then.plan.cluster == "slurm":
+            print("\n# ---- job script of the evaluation (JOB: the id of the job above) ----\n" + script(then.plan).rstrip())
+        print("\n# ---- plan of the evaluation ----\n" + redact(json.dumps(plans.to_json(then.plan), indent=1)))
 
 
 def batch(

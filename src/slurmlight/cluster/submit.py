@@ -60,6 +60,8 @@ def sbatch_parameters(plan: JobPlan) -> dict[str, Any]:
     extra |= {"requeue": True} if plan.requeue else {"no-requeue": True}
     if limit is None:
         extra["time"] = plan.time
+    if plan.dependency:
+        extra["kill-on-invalid-dep"] = "yes"  # else it stays in the queue for ever where the other job failed
     wanted: dict[str, Any] = {
         "job_name": job_name(plan),
         "partition": plan.partition,

@@ -100,6 +100,8 @@ def _advice(record: JobRecord, state: State) -> tuple[str, str]:
         return "failed: the output folder cannot be written on the node", "put the run folder on a file system the nodes share"
     if state is State.FAILED and reason == "badconstraints":
         return "refused by Slurm, never started: no node can give what was asked", "ask for less, or for another partition"
+    if state is State.CANCELLED and reason == "dependencyneversatisfied":
+        return f"cancelled by Slurm: job {_parents(record)} did not end as asked", "launch both again"
     if state is State.CANCELLED and (by := re.search(r"by[\s_]+(\S+)", " ".join(record.words))):
         return f"cancelled by uid {by[1]}", ""
     word = ", ".join(record.words)
@@ -127,14 +129,20 @@ def _pending(record: JobRecord, state: State, reason: str) -> tuple[str, str]:
     if state is State.HELD:
         return f"held ({record.reason or record.words[0]})", f"scontrol release {job}"
     if reason == "dependencyneversatisfied":
-        parents = ", ".join(dict.fromkeys(re.findall(r"\d+(?:_\d+)?", record.dependency))) or "its dependency"
-        return f"can never start: job {parents} did not end as asked", f"scancel {job}, then submit without that dependency"
+        return (
+            f"can never start: job {_parents(record)} did not end as asked",
+            f"scancel {job}, then submit without that dependency",
+        )
     if state is State.BLOCKED:
         limit = {"partitionnodelimit": "more nodes than the partition's node limit"}.get(reason, record.reason)
         return f"can never start: {limit}", f"scancel {job}, then ask for what the partition offers (scontrol show partition)"
     if reason == "begintime" and record.restarts:
         return f"requeued, attempt {record.restarts + 1} waits; about 2 minutes are normal (Slurm's cred_expire, 120 s)", ""
     return _WHY.get(reason, f"waits ({record.reason})" if reason not in ("", "none") else "waits"), ""
+
+
+def _parents(record: JobRecord) -> str:
+    return ", ".join(dict.fromkeys(re.findall(r"\d+(?:_\d+)?", record.dependency))) or "its dependency"
 
 
 _WHY = {
