@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import gzip
 import json
@@ -31,17 +32,27 @@ APPROVED = "THE QUERY IS CORRECT"
 
 
 class Scripted:
-    """``with Scripted(answer) as server``: answers every chat completion with ``answer(messages)``; None is a status 500."""
+    """``with Scripted(answer) as server``: answers every chat completion with ``answer(messages)``; None is a status 500.
 
-    def __init__(self, answer: Callable[[list[dict[str, str]]], str | None], delay_s: float = 0.0) -> None:
-        self.answer, self.delay_s = answer, delay_s
+    ``refused`` is a field that gives a status 400, ``port`` where it listens (any by default).
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[list[dict[str, str]]], str | None],
+        delay_s: float = 0.0,
+        refused: str = "",
+        port: int | None = None,
+    ) -> None:
+        self.answer, self.delay_s, self.refused, self.port = answer, delay_s, refused, port or free_port()
         self.asked: Counter[str] = Counter()  # by last user message
         self.keys: set[str] = set()
 
     def __enter__(self) -> Scripted:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}/v1"
-        config = uvicorn.Config(self._app, interface="asgi3", port=port, log_level="error", access_log=False, lifespan="off")
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        config = uvicorn.Config(
+            self._app, interface="asgi3", port=self.port, log_level="error", access_log=False, lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         self._server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -51,8 +62,12 @@ class Scripted:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = self._server.force_exit = True
+        self.die()
         self._thread.join(30)
+
+    def die(self) -> None:
+        """Answer nothing any more, not even to connections."""
+        self._server.should_exit = self._server.force_exit = True
 
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         message = await receive()
@@ -61,14 +76,16 @@ class Scripted:
             message = await receive()
             body += message.get("body", b"")
         self.keys |= {value.decode() for name, value in scope["headers"] if name == b"authorization"}
-        messages = json.loads(body)["messages"]
-        self.asked[messages[-1]["content"]] += 1
+        request = json.loads(body)
+        messages = request["messages"]
+        refuses = bool(self.refused) and self.refused in request
+        self.asked[messages[-1]["content"]] += not refuses
         if self.delay_s:
-            import asyncio
-
             await asyncio.sleep(self.delay_s)
-        text = self.answer(messages)
-        status = 200 if text is not None else 500
+        text = None if refuses else self.answer(messages)
+        if self._server.should_exit:
+            await asyncio.sleep(60)  # cut off when the server ends, in a moment
+        status = 400 if refuses else 500 if text is None else 200
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         usage = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
         answer = json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()

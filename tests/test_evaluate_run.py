@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from slurmlight import evaljobs
 from slurmlight.cli import build
 from slurmlight.errors import UserError
 from slurmlight.evaluate import run as harness
@@ -42,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(home: Path, server: Scripted, **more: Any) -> Asked:
     given: dict[str, Any] = {"preset": "fast", "endpoint": server.url, "model": "m", "name": "e", "in_flight": 2}
-    return Asked(**given | {"data": str(home / "q/questions.parquet")} | more)
+    return Asked(**(given | {"data": str(home / "q/questions.parquet")} | more))
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
@@ -113,22 +114,44 @@ def test_an_episode_that_fails_once_counts_as_any_other(home: Path) -> None:
     assert code == 0 and summary(folder)["evaluators"]["strict"]["right"] == 6
 
 
-def test_a_server_that_dies_midway_ends_the_attempt_with_a_partial_report(
+def test_a_server_that_dies_midway_leaves_a_partial_report_and_nothing_is_asked_twice(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(harness, "GONE_AFTER", 2)
-    calls, good = [0], replay(RIGHT)
+    good = replay(RIGHT)
 
     def answer(messages: list[dict[str, str]]) -> str | None:
-        calls[0] += 1
-        return good(messages) if calls[0] < 6 else None
+        if server.asked.total() == 6:  # a probe, then a query and its check a question
+            server.die()
+        return good(messages)
 
     with Scripted(answer) as server:
-        code, folder = evaluate(asked(home, server, in_flight=1))
+        flags = asked(home, server, in_flight=1)
+        code, folder = evaluate(flags)
     found = summary(folder)
     assert code == 1 and 0 < found["answered"] < 6 and not found["complete"] and not folder.finished()
-    assert len(read_parts(folder.path)) == found["answered"]
+    assert evaljobs.code_of(folder, code) == 3, "slurmlight eval and eval.sbatch end as partial"
     assert "in a row were lost" in capfd.readouterr().err
+    answered = read_parts(folder.path)
+    assert len(answered) == found["answered"]
+
+    with Scripted(good, port=server.port) as again:
+        assert evaluate(flags)[0] == 0
+    assert summary(folder)["complete"] and [one.index for one in read_parts(folder.path)] == list(range(6))
+    assert not [one.question for one in answered if any(one.question in text for text in again.asked)]
+
+
+def test_a_server_that_refuses_template_settings_is_asked_without_them(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Scripted(replay(RIGHT), refused="chat_template_kwargs") as server:
+        code, folder = evaluate(asked(home, server))
+    assert code == 0 and summary(folder)["evaluators"]["strict"]["right"] == 6
+    assert "refuses chat_template_kwargs" in capfd.readouterr().out
+
+
+def test_a_server_that_refuses_more_than_that_is_named(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with Scripted(replay(RIGHT), refused="model") as server:
+        assert evaluate(asked(home, server))[0] == 2
+    assert "refuses a completion of 'm' with status 400" in capfd.readouterr().err
 
 
 def test_samples_are_a_measure_of_their_own(home: Path) -> None:

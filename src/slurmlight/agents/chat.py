@@ -14,7 +14,7 @@ import openai
 from slurmlight.agents.contract import Channel, Endpoint, InfrastructureError, call_seed
 
 MAX_RETRIES = 3  # of one request: connection errors, 408, 409, 429 and 5xx, with the client's own growing pauses
-_THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 # A pool of connections belongs to the event loop that opened it. All channels of a loop share one: a gateway has another
 # base URL for every episode, and a client with a pool of its own costs 40 ms of CPU.
@@ -31,13 +31,14 @@ class Reply:
 
 
 async def complete(llm: Endpoint, learns: bool, messages: list[dict[str, str]], call: int) -> Reply:
-    """The answer to ``messages`` as the episode's ``call``-th call (from 0). Thinking is off where the template knows it.
+    """The answer to ``messages`` as the episode's ``call``-th call (from 0). Thinking is off where server and template know it.
 
     Raises InfrastructureError where no completion came back: no connection, time out, a refusal of the server, no JSON.
     """
     channel = llm.learn if learns else llm.aux
     body: dict[str, Any] = {"model": channel.model, "messages": messages, "temperature": llm.sampling.temperature}
-    body |= _THINKING_OFF
+    if channel.template_kwargs:
+        body |= THINKING_OFF
     if llm.sampling.max_tokens is not None:
         body["max_tokens"] = llm.sampling.max_tokens
     if llm.sampling.seed is not None:

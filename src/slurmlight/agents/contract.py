@@ -17,11 +17,16 @@ class InfrastructureError(Exception):
 
 @dataclass(frozen=True)
 class Channel:
-    """Where chat completions are asked for: an OpenAI-compatible ``base_url`` (ends in /v1), its key, the model's name."""
+    """Where chat completions are asked for: an OpenAI-compatible ``base_url`` (ends in /v1), its key, the model's name.
+
+    ``template_kwargs``: whether it takes ``chat_template_kwargs``, vLLM's way to turn thinking off. Some refuse every field
+    that OpenAI does not know.
+    """
 
     base_url: str
     api_key: str
     model: str
+    template_kwargs: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 
+from slurmlight.agents.chat import THINKING_OFF
 from slurmlight.agents.contract import Channel
 from slurmlight.errors import UserError
 from slurmlight.evaluate.config import EvalConfig
@@ -57,8 +59,7 @@ def serving(config: EvalConfig, subject: Subject, logs: Path, beat: Callable[[],
     preset = config.training()
     if config.kind == "endpoint":
         channel = Channel(config.endpoint.rstrip("/"), os.environ.get(KEY_NAME, ""), config.model)
-        _probe_foreign(channel)
-        yield Servers([channel])
+        yield Servers([_probe_foreign(channel)])
     elif preset.engine.name == "embedded":
         length = preset.data.max_prompt_length + preset.data.max_response_length
         with PolicyServer(Path(subject.model), length, preset.runner.n_runners, logs) as policy:
@@ -84,6 +85,7 @@ def serving(config: EvalConfig, subject: Subject, logs: Path, beat: Callable[[],
 def probe(channel: Channel) -> None:
     """One real completion: a health page answers before the weights can. Raises httpx.HTTPError or ValueError."""
     body = {"model": channel.model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "temperature": 0}
+    body |= THINKING_OFF if channel.template_kwargs else {}
     headers = {"Authorization": f"Bearer {channel.api_key}"} if channel.api_key else {}
     answer = httpx.post(f"{channel.base_url}/chat/completions", json=body, headers=headers, timeout=PROBE_S, trust_env=False)
     answer.raise_for_status()
@@ -91,11 +93,19 @@ def probe(channel: Channel) -> None:
         raise ValueError("the answer is no chat completion")
 
 
-def _probe_foreign(channel: Channel) -> None:
+def _probe_foreign(channel: Channel) -> Channel:
+    """``channel`` as that server can be asked. Raises UserError and ChildEnded."""
     try:
         probe(channel)
+        return channel
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
+        if status in (400, 422) and channel.template_kwargs:
+            plain = _probe_foreign(replace(channel, template_kwargs=False))
+            print(
+                f"{channel.base_url} refuses chat_template_kwargs: asked without, so a model that thinks will think", flush=True
+            )
+            return plain
         if status >= 500 or status == 429:
             raise ChildEnded(f"{channel.base_url} answers with status {status}; see to that server, then start again") from None
         mend = f"export {KEY_NAME}" if status in (401, 403) else "check the URL (it ends in /v1) and --model"
