@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, Qwen3ForCausalLM
@@ -22,8 +24,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from slurmlight.errors import UserError
 from slurmlight.presets import Preset
+from slurmlight.presets.learning import StabilitySection
+from slurmlight.train.alarms import NOT_A_NUMBER
 from slurmlight.train.checkpoints import shard_name
 from slurmlight.train.embedded.grpo import Loss, Tokens, policy_loss
+from slurmlight.train.stability import next_kl_coef
 
 WEIGHTS = "model.safetensors"
 
@@ -44,6 +49,7 @@ class Actor:
     def __init__(self, preset: Preset) -> None:
         """Loads ``model.path``. Raises UserError where it is no Qwen3 model folder."""
         self.settings = preset.actor_rollout_ref.actor
+        self.lowest_kl_coef = self.settings.kl_loss_coef
         self.temperature = preset.actor_rollout_ref.rollout.temperature
         self.folder = Path(preset.actor_rollout_ref.model.path)
         self.model = load_model(self.folder)
@@ -54,6 +60,9 @@ class Actor:
             self.model.parameters(), lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay, fused=True
         )
         self.updates = 0  # optimiser steps done
+        self.lr_scale = 1.0  # lowered by a fallback
+        if preset.actor_rollout_ref.model.enable_gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def update(self, mini_batches: Sequence[Sequence[Row]]) -> dict[str, float]:
         """``ppo_epochs`` passes over the mini batches, an optimiser step each; metrics under verl's names.
@@ -70,16 +79,32 @@ class Actor:
                 norms.append(self._step())
         if not norms:
             return {}
+        finite = [norm for norm in norms if isfinite(norm)]
         return {
             "actor/pg_loss": sum(loss.policy for loss in losses) / tokens,
             "actor/ppo_kl": sum(loss.kl for loss in losses) / tokens,
             "actor/pg_clipfrac": sum(loss.clipped_high for loss in losses) / tokens,
             "actor/pg_clipfrac_lower": sum(loss.clipped_low for loss in losses) / tokens,
             "actor/entropy": sum(loss.entropy for loss in losses) / tokens,
-            **({"actor/kl_loss": sum(loss.reference_kl for loss in losses) / tokens} if self.reference else {}),
-            "actor/grad_norm": sum(norms) / len(norms),
+            **(self._reference_metrics(losses, tokens) if self.reference else {}),
+            "actor/grad_norm": sum(finite) / max(1, len(finite)),
+            **({NOT_A_NUMBER: len(norms) - len(finite)} if len(finite) < len(norms) else {}),
             "actor/lr": self.optimizer.param_groups[0]["lr"],
         }
+
+    def _reference_metrics(self, losses: Sequence[Loss], tokens: int) -> dict[str, float]:
+        return {
+            "actor/kl_loss": sum(loss.reference_kl for loss in losses) / tokens,
+            "actor/kl_coef": self.settings.kl_loss_coef,
+        }
+
+    def adapt_kl(self, row: Mapping[str, float], steady: StabilitySection) -> None:
+        """Move the coefficient of the KL loss towards its target, by the KL in the row of a step that was just done."""
+        if steady.target_kl and (kl := row.get("actor/kl_loss")) is not None:
+            self._set_kl_coef(next_kl_coef(self.settings.kl_loss_coef, kl, self.lowest_kl_coef, steady))
+
+    def _set_kl_coef(self, coef: float) -> None:
+        self.settings = structs.replace(self.settings, kl_loss_coef=coef)
 
     def _accumulate(self, rows: Sequence[Row]) -> Iterator[Loss]:
         """Gradients of the token-mean loss over ``rows``, micro batch by micro batch."""
@@ -102,11 +127,14 @@ class Actor:
         return Tokens(logprobs, entropy, old, advantages, reference)
 
     def _step(self) -> float:
+        """One step of the optimiser; none where the gradient is no number. The gradient's norm before clipping."""
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.grad_clip).item()
+        if not isfinite(norm):
+            return norm
         self.updates += 1
         optim = self.settings.optim
         for group in self.optimizer.param_groups:  # from the first step on: verl's warm-up makes one of rate 0 first
-            group["lr"] = optim.lr * min(1.0, self.updates / max(1, optim.lr_warmup_steps))
+            group["lr"] = optim.lr * self.lr_scale * min(1.0, self.updates / max(1, optim.lr_warmup_steps))
         self.optimizer.step()
         return norm
 
@@ -125,7 +153,7 @@ class Actor:
 
     def save(self, folder: Path) -> None:
         """verl's shards of one process in ``folder``, and the model in Hugging Face form in ``folder/huggingface``."""
-        extra = {"updates": self.updates, "rng": torch.get_rng_state()}
+        extra = {"updates": self.updates, "rng": torch.get_rng_state(), "kl_coef": self.settings.kl_loss_coef}
         torch.save(self.model.state_dict(), folder / shard_name("model", 1, 0))
         torch.save(self.optimizer.state_dict(), folder / shard_name("optim", 1, 0))
         torch.save(extra, folder / shard_name("extra_state", 1, 0))
@@ -143,6 +171,7 @@ class Actor:
                 "start a new run, or put the model back",
             ) from None
         self.updates = extra["updates"]
+        self._set_kl_coef(extra.get("kl_coef", self.lowest_kl_coef))  # absent in checkpoints of before it could move
         torch.set_rng_state(extra["rng"])
 
     def _is_tied(self, name: str) -> bool:

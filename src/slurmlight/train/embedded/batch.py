@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from slurmlight.presets import Preset
 from slurmlight.tracking.names import REWARD
+from slurmlight.train.credit import of_calls
 from slurmlight.train.embedded.actor import Row
-from slurmlight.train.embedded.grpo import advantages
+from slurmlight.train.embedded.grpo import advantages, scale
 from slurmlight.train.rollouts.play import Played
 
 
@@ -24,23 +25,31 @@ class Batch:
 def make_batch(played: Sequence[Played], preset: Preset) -> Batch:
     """``played`` holds the ``rollout.n`` episodes of each task, task after task. Failed episodes leave their group smaller."""
     n, size = preset.actor_rollout_ref.rollout.n, preset.actor_rollout_ref.actor.ppo_mini_batch_size
-    by_std = preset.algorithm.norm_adv_by_std_in_grpo
-    groups = [_rows(task, played[start : start + n], by_std) for task, start in enumerate(range(0, len(played), n))]
+    groups = [_rows(task, played[start : start + n], preset) for task, start in enumerate(range(0, len(played), n))]
     mini_batches = [[row for group in groups[start : start + size] for row in group] for start in range(0, len(groups), size)]
     return Batch(mini_batches, len(groups), sum(not group for group in groups))
 
 
-def _rows(task: int, group: Sequence[Played], by_std: bool) -> list[Row]:
-    """Every learning call with its episode's advantage; none where the group has nothing to compare."""
+def _rows(task: int, group: Sequence[Played], preset: Preset) -> list[Row]:
+    """Every learning call with its share of its episode's advantage; none where the group has nothing to compare."""
+    by_std, credit = preset.algorithm.norm_adv_by_std_in_grpo, preset.credit
     scored = [(sample, one, one.reward) for sample, one in enumerate(group) if one.reward is not None]
-    values = advantages([reward for _, _, reward in scored], by_std)
+    rewards = [reward for _, _, reward in scored]
+    values = advantages(rewards, by_std)
     if values is None:
         return []
-    return [
-        Row(task, sample, call.prompt, call.response, call.logprobs, value)
-        for (sample, one, _), value in zip(scored, values, strict=True)
-        for call in one.calls
-    ]
+    weight = sum(part.weight for part in preset.reward if part.name == "process")
+    divisor = scale(rewards, by_std) if credit.kind == "process" else 1.0
+    rows = []
+    for (sample, one, _), value in zip(scored, values, strict=True):
+        parts = [weight * score for score in one.parts.get("calls", ())]
+        shared = of_calls(value, len(one.calls), credit, parts, divisor)
+        rows += [
+            Row(task, sample, call.prompt, call.response, call.logprobs, share)
+            for call, share in zip(one.calls, shared, strict=True)
+            if share or credit.kind in ("all", "process")  # a call without credit does not count in the token mean either
+        ]
+    return rows
 
 
 def statistics(played: Sequence[Played], batch: Batch) -> dict[str, float]:
@@ -57,7 +66,18 @@ def statistics(played: Sequence[Played], batch: Batch) -> dict[str, float]:
     }
     if rewards:
         row[REWARD] = sum(rewards) / len(rewards)
+    row |= parts_of(played, "training/")
     if calls:
         row["prompt_length/mean"] = sum(len(call.prompt) for call in calls) / len(calls)
         row["response_length/mean"] = sum(len(call.response) for call in calls) / len(calls)
     return row
+
+
+def parts_of(played: Sequence[Played], prefix: str) -> dict[str, float]:
+    """Means of what a composed reward consists of, and of plain execution match; nothing where there are no parts."""
+    told = [one.parts for one in played if one.parts and one.reward is not None]
+    if not told:
+        return {}
+    names = told[0]["rewards"]
+    parts = {f"{prefix}reward/{name}": sum(one["rewards"][name] for one in told) / len(told) for name in names}
+    return parts | {f"{prefix}execution_match": sum(one["plain"] for one in told) / len(told)}

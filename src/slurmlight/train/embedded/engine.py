@@ -17,24 +17,27 @@ import torch
 from slurmlight.agents.contract import SqlTask
 from slurmlight.errors import UserError
 from slurmlight.presets import Preset
-from slurmlight.runfolder import RunFolder
+from slurmlight.rewards.compose import rehearse
+from slurmlight.runfolder import RunFolder, home
 from slurmlight.tracking.names import SECONDS, STEP, VALIDATION, series
 from slurmlight.tracking.tracker import Tracker
+from slurmlight.train.alarms import ALARMS, Alarm
 from slurmlight.train.checkpoints import Resume, resume_point
 from slurmlight.train.embedded.actor import Actor
 from slurmlight.train.embedded.batch import make_batch, statistics
+from slurmlight.train.embedded.course import Course, jobs_of
 from slurmlight.train.embedded.exam import Exam, examine
-from slurmlight.train.embedded.order import DataOrder, episode_seed
+from slurmlight.train.embedded.fallback import fallbacks, go_back, last_good
 from slurmlight.train.embedded.policy import PolicyServer
 from slurmlight.train.embedded.prepare import load_splits, make_tiny, refuse
 from slurmlight.train.embedded.report import Reporter
 from slurmlight.train.embedded.results import Results
+from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.embedded.usage import Usage
 from slurmlight.train.engine import Outcome, TrainingRun
-from slurmlight.train.rollouts.play import Job, Played, Playground
+from slurmlight.train.rollouts.play import Played, Playground
 from slurmlight.train.rollouts.runner import SQL_PLAYER
 from slurmlight.train.rollouts.service import RolloutService
-from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.saving import Retention, prune, saving
 
 
@@ -72,6 +75,7 @@ class _Attempt:
 
     def train(self) -> Outcome:
         self._prepare()
+        self._react(self.steady.alarms, resumed=True)
         if self.step == 0:
             self._start_line()
         while self.step < self.total:
@@ -87,15 +91,16 @@ class _Attempt:
 
     def _prepare(self) -> None:
         preset = self.preset
+        rehearse(preset.reward, home())
         resume = self._resume()
         if preset.warmstart is not None:
             make_tiny(preset, self._warm_progress)
         self.report.beat("load")
         self.splits = load_splits(preset)
-        self.order = DataOrder(len(self.splits["train"]), preset.data.train_batch_size, preset.engine.seed)
-        self.total = preset.trainer.total_training_steps or self.order.steps_per_epoch * preset.trainer.total_epochs
-        self.actor = Actor(preset)
-        self.step = self.saved = self._load(resume.path, resume.step) if resume.path else 0
+        self.course = Course(self.splits["train"], preset, self.folder.path / "adversarial")
+        self.total = preset.trainer.total_training_steps or self.course.order.steps_per_epoch * preset.trainer.total_epochs
+        self.steady = Steady(preset)
+        self._restore(resume.path, resume.step)
         self.report.start(self.step, self.total)
         self.results = Results(self.folder)
         if self._stop_asked():
@@ -125,18 +130,30 @@ class _Attempt:
         )
         self.usage = Usage(self.policy, service)
 
+    def _restore(self, path: Path | None, step: int) -> None:
+        """The state after ``step``; without ``path`` that before the first."""
+        self.actor = Actor(self.preset)
+        self.course.restart()
+        self.steady.take_up({})
+        self.fallbacks = len(fallbacks(self.folder.path))
+        self.actor.lr_scale = self.preset.stability.fallback_lr**self.fallbacks
+        self.step = self.saved = self._load(path, step) if path else 0
+        self.steady.go_back(self.folder.metric_rows(), self.step)
+
     def _load(self, path: Path, step: int) -> int:
         if not (path / "data.pt").exists():  # a person accepted the step without it: slurmlight checkpoints --accept
             self.actor.load(path / "actor")
             return step
         data = torch.load(path / "data.pt", weights_only=True)
-        if data["seed"] != self.preset.engine.seed or data["size"] != self.order.size:
+        if data["seed"] != self.preset.engine.seed or data["size"] != self.course.order.size:
             raise UserError(
                 f"{path} was trained with seed {data['seed']} on {data['size']} tasks, the preset says seed "
-                f"{self.preset.engine.seed} and {self.order.size} tasks",
+                f"{self.preset.engine.seed} and {self.course.order.size} tasks",
                 "put the old values back, or start a new run",
             )
         self.actor.load(path / "actor")
+        self.course.take_up(data.get("course", {}))
+        self.steady.take_up(data.get("moments", {}))
         return data["step"]
 
     def _warm_progress(self, step: int, steps: int, loss: float) -> None:
@@ -150,15 +167,16 @@ class _Attempt:
         started = time.perf_counter()
         self.step += 1
         self.report.step = self.step
-        row: dict[str, Any] = {STEP: self.step, "training/epoch": self.order.epoch(self.step)}
+        row: dict[str, Any] = {STEP: self.step, "training/epoch": self.course.order.epoch(self.step)}
         with self._timed(row, "gen"), self.usage.measured(row):
             played = self._play()
         with self._timed(row, "adv"):
-            batch = make_batch(played, self.preset)
-        row |= statistics(played, batch)
+            batch = make_batch(self.steady.rescale(played), self.preset)
+        row |= statistics(played, batch) | self.course.metrics()
         with self._timed(row, "update_actor"):
             self.report.beat("update")
             row |= self.actor.update(batch.mini_batches)
+            self.actor.adapt_kl(row, self.preset.stability)
         with self._timed(row, "update_weights"):
             self._publish()
         last = self.step == self.total
@@ -167,25 +185,48 @@ class _Attempt:
         row["timing_s/save_checkpoint"] = self.save_seconds  # of the save before: this step's comes after its row is safe
         row[SECONDS] = time.perf_counter() - started + self.save_seconds
         self.save_seconds = 0.0
+        alarms = self.steady.look(row)
+        row |= {ALARMS: len(self.steady.alarms)} if self.steady.alarms else {}
         self.tracker.log(row)
         self.report.note_row(row, self.tracker.seconds_per_step)
         self.report.beat("step")
+        self._react(alarms)  # may go back to an earlier step
         if self.preset.trainer.save_freq > 0 and (last or self.step % self.preset.trainer.save_freq == 0):
             self._save()
 
     def _play(self) -> list[Played]:
-        seed, n, step = self.preset.engine.seed, self.preset.actor_rollout_ref.rollout.n, self.step
-        tasks = self.splits["train"]
-        jobs = [
-            Job(
-                f"{step}-{place}-{sample}",
-                to_row(tasks[index]) | {"seed": episode_seed(seed, step, index, sample)},
-                learns=True,
-            )
-            for place, index in enumerate(self.order.tasks(step))
-            for sample in range(n)
-        ]
-        return self.playground.play(jobs, self._progress("rollout", len(jobs)))
+        n = self.preset.actor_rollout_ref.rollout.n
+        drawn = self.course.draw(self.step)
+        jobs = jobs_of(drawn, n, self.preset.engine.seed, self.step, self._named())
+        played = self.playground.play(jobs, self._progress("rollout", len(jobs)))
+        self.course.note(drawn, played)
+        return played
+
+    def _named(self) -> str:
+        """The step in names of episodes, which are unique in an attempt: after a fallback it is trained once more."""
+        return f"{self.step}-again-{self.fallbacks}" if self.fallbacks else str(self.step)
+
+    def _react(self, alarms: Sequence[Alarm], resumed: bool = False) -> None:
+        """Say them, save, and do what the preset says. A warning is given once. Raises Ruined."""
+        action = self.preset.stability.on_alarm
+        if not alarms or (resumed and action == "warn"):
+            return
+        for alarm in alarms:
+            self.tracker.say(f"alarm: {alarm}")
+        self._save()
+        if action == "fallback" and self.fallbacks < self.preset.stability.max_fallbacks:
+            return self._fall_back(alarms)
+        if action != "warn":
+            raise Ruined(f"stopped by an alarm after {self.fallbacks} fallbacks: {alarms[0]}; step {self.step} is saved", MEND)
+
+    def _fall_back(self, alarms: Sequence[Alarm]) -> None:
+        at_step, good = self.step, last_good(self.folder.path, min(alarm.since for alarm in alarms))
+        go_back(self.folder.path, good.step if good else 0, str(alarms[0]), at_step)
+        self._restore(good.path if good else None, good.step if good else 0)
+        self._publish()
+        self.tracker.say(
+            f"fell back from step {at_step} to step {self.step}; the learning rate is {self.actor.lr_scale:g} of the preset's"
+        )
 
     def _publish(self) -> None:
         self.actor.export(self.weights)
@@ -195,12 +236,14 @@ class _Attempt:
         row: dict[str, float] = {}
         with self._timed(row, "testing"):
             exam = self._examine("val")
-        return row | {VALIDATION: exam.mean, "val/n_rollouts": exam.questions, "val/n_failed_rollouts": exam.failed}
+        return (
+            row | {VALIDATION: exam.mean, "val/n_rollouts": exam.questions, "val/n_failed_rollouts": exam.failed} | exam.parts
+        )
 
     def _examine(self, split: str, stage: str = "") -> Exam:
         tasks: Sequence[SqlTask] = self.splits[split]
         progress = self._progress(f"{split} {stage}".strip(), len(tasks))
-        return examine(self.playground, tasks, f"{split}{stage}-{self.step}", progress)
+        return examine(self.playground, tasks, f"{split}{stage}-{self._named()}", progress)
 
     # start and finish line
 
@@ -236,8 +279,8 @@ class _Attempt:
         trainer = self.preset.trainer
         with saving(self.folder.path, self.step) as target:
             self.actor.save(target / "actor")
-            position = {"step": self.step, "epoch": self.order.epoch(self.step), "size": self.order.size}
-            torch.save(position | {"seed": self.preset.engine.seed}, target / "data.pt")
+            state = {"step": self.step, "seed": self.preset.engine.seed, "moments": self.steady.kept()}
+            torch.save(state | self.course.kept(self.step), target / "data.pt")
         self.saved = self.step
         rule = Retention(trainer.max_actor_ckpt_to_keep, trainer.keep_best, trainer.keep_every)
         prune(self.folder.path, rule, series(self.folder.metric_rows(), VALIDATION))

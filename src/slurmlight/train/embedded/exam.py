@@ -1,12 +1,13 @@
-"""Greedy scores of a whole split, through the same gateway, agent and reward as training."""
+"""Greedy scores of a whole split, through the same gateway and agent as training: always plain execution match."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurmlight.agents.contract import SqlTask
-from slurmlight.train.rollouts.play import Job, Playground
+from slurmlight.train.embedded.batch import parts_of
+from slurmlight.train.rollouts.play import Job, Played, Playground
 from slurmlight.train.rollouts.sql_row import to_row
 
 
@@ -23,12 +24,16 @@ class Answered:
 
 @dataclass(frozen=True)
 class Exam:
-    """``questions`` is how many were scored: what infrastructure lost (``failed``) counts neither as right nor as wrong."""
+    """``questions`` is how many were scored: what infrastructure lost (``failed``) counts neither as right nor as wrong.
+
+    ``parts`` are metrics of a composed reward, under their names in validation.
+    """
 
     right: float
     questions: int
     failed: int
     answers: tuple[Answered, ...]
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -44,4 +49,13 @@ def examine(playground: Playground, tasks: Sequence[SqlTask], name: str, progres
         Answered(task.question, task.db_id, task.gold, str(one.detail.get("answer", "")), (one.reward or 0.0) >= 1.0)
         for task, one in scored
     )
-    return Exam(sum(one.reward or 0.0 for _, one in scored), len(scored), len(played) - len(scored), answers)
+    right = sum(one.reward or 0.0 for _, one in scored)
+    return Exam(right, len(scored), len(played) - len(scored), answers, _shaped(played))
+
+
+def _shaped(played: Sequence[Played]) -> dict[str, float]:
+    """What a composed reward would have paid, and its parts."""
+    told = [one.parts["reward"] for one in played if one.parts]
+    if not told:
+        return {}
+    return parts_of(played, "val/") | {"val/shaped_reward": sum(told) / len(told)}

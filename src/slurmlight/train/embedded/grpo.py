@@ -31,6 +31,11 @@ def advantages(rewards: Sequence[float], by_std: bool = True) -> list[float] | N
     return (centred / (values.std() + EPSILON) if by_std else centred).tolist()
 
 
+def scale(rewards: Sequence[float], by_std: bool = True) -> float:
+    """What ``advantages`` divided the centred rewards by."""
+    return (torch.tensor(rewards, dtype=torch.float64).std() + EPSILON).item() if by_std else 1.0
+
+
 @dataclass(frozen=True)
 class Tokens:
     """The trained tokens of a micro batch, one after the other: every tensor is [tokens], advantages repeated per token."""
