@@ -13,13 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from slurmlight import evaljobs
+from slurmlight import evaljobs, evaluating, presets
 from slurmlight.cli import build
 from slurmlight.errors import UserError
 from slurmlight.evaluate import run as harness
 from slurmlight.evaluate.store import read_parts
 from slurmlight.evaluating import Asked, configure
-from slurmlight.files import read_json
+from slurmlight.files import read_json, write_json
+from slurmlight.plan import JobPlan
 from slurmlight.runfolder import RunFolder, StopRequest
 from tests.evalbed import Scripted, evaluate, prepared, replay, run_payload, write_questions
 
@@ -245,6 +246,61 @@ def test_bad_flags_are_refused_before_anything_is_submitted(home: Path, flags: d
 def test_a_run_without_checkpoints_is_refused_in_one_line(home: Path) -> None:
     done = CliRunner().invoke(build(), ["eval"])
     assert isinstance(done.exception, UserError) and "has a complete checkpoint" in str(done.exception)
+
+
+@pytest.fixture
+def torn(home: Path) -> Path:
+    """A training run whose only checkpoint is torn."""
+    run = home / "checkpoints/torn"
+    (run / "global_step_3/actor").mkdir(parents=True)
+    write_json(run / "config.json", presets.to_json(presets.load("tiny")))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, r"run torn has no complete checkpoint \(step 3: .*--baseline"),
+        ({"step": 3}, "step 3 of run torn is not complete: "),
+        ({"step": 7}, r"run torn has no checkpoint of step 7 \(steps there: 3\)"),
+    ],
+)
+def test_a_run_without_a_whole_checkpoint_is_refused_before_anything_is_submitted(
+    home: Path, torn: Path, flags: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        configure(Asked(run="torn", data=str(home / "q/questions.parquet"), **flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [({}, "run torn has no complete checkpoint (step 3: "), ({"baseline": True}, "models/tiny has no config.json")],
+    ids=["no checkpoint", "no base model"],
+)
+def test_a_job_that_finds_no_model_ends_with_2_and_names_it(
+    home: Path, torn: Path, flags: dict[str, Any], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(Asked(run="torn", data=str(home / "q/questions.parquet"), **flags), later=True)
+    folder = evaluating.folder_of(config, None)
+    evaluating.prepare(config, JobPlan(folder.name, str(folder.path), str(home), "local", "tiny", ("true",)), fresh=False)
+    assert run_payload(folder) == 2
+    said = capfd.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_a_database_that_goes_away_costs_the_questions_left_not_the_answers(home: Path) -> None:
+    good = replay(RIGHT)
+
+    def answer(messages: list[dict[str, str]]) -> str | None:
+        if server.asked.total() == 6:
+            os.rename(home / "q/database/cats", home / "q/database/gone")
+        return good(messages)
+
+    with Scripted(answer) as server:
+        code, folder = evaluate(asked(home, server, in_flight=1))
+    found = summary(folder)
+    assert code == 3 and 0 < found["answered"] < 6 and found["answered"] + found["lost"] == 6
+    assert "cats" in found["lost_examples"][0]["why"]
 
 
 @pytest.mark.parametrize(
