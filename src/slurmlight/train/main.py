@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from slurmlight.errors import UserError
+from slurmlight.presets.schema import EngineSection
 from slurmlight.runfolder import RunFolder, StopRequest
 from slurmlight.train.config import read_preset
 from slurmlight.train.engine import EXIT_BAD_CONFIG, EXIT_FINISHED, EXIT_STOPPED, Engine, TrainingRun
@@ -60,7 +61,7 @@ def train(folder: RunFolder) -> int:
     run = TrainingRun(folder, preset, _attempt(folder))
     _forget_old_stop(run)
     _listen(run)
-    outcome = _engine(preset.engine.name).train(run)
+    outcome = _engine(preset.engine).train(run)
     if not outcome.finished:
         print(f"stopped on request after step {outcome.step}, which is saved; start the run again to go on", flush=True)
         return EXIT_STOPPED
@@ -69,12 +70,16 @@ def train(folder: RunFolder) -> int:
     return EXIT_FINISHED
 
 
-def _engine(name: str) -> Engine:
+def _engine(asked: EngineSection) -> Engine:
     """Engines are imported when they are needed: each brings its own heavy packages."""
-    if name == "embedded":
+    if asked.name == "embedded":
         from slurmlight.train.embedded.engine import EmbeddedEngine
 
         return EmbeddedEngine()
+    if asked.stack == "seed":
+        from slurmlight.train.seed.engine import SeedEngine
+
+        return SeedEngine()
     from slurmlight.train.verl.engine import VerlEngine
 
     return VerlEngine()
