@@ -16,6 +16,11 @@ test: setup
 	@bash scripts/slurm-packages.sh
 	$(PY) -m pytest
 
+# The seed stack's tests, in an environment of their own (11 GB, about 10 minutes).
+test-seed: setup
+	@bash scripts/seed-env.sh
+	.venv-seed/bin/python -m pytest -m seed tests/test_seed_*.py
+
 lint: setup
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pyright
 
