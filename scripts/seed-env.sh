@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.venv-seed lock=docker/seed/requirements.lock
-stamp=$(cat "$lock" pyproject.toml | sha256sum)
+stamp=$(sha256sum < "$lock")
 [ "$(cat "$venv/.setup" 2>/dev/null)" != "$stamp" ] || exit 0
 if ! "$venv/bin/python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then
     .venv/bin/python -m venv --clear "$venv"
