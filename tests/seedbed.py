@@ -2,8 +2,8 @@
 
 python -m tests.seedbed RUN_FOLDER    trains that run as slurmlight.train.main would, with this player and watched weights
 
-The agent is a graph write -> check -> rewrite whose check does not learn. RUN/faults.json: {"train": "raise"} and the like,
-see ``_trouble``. RUN/weights.jsonl gets a line for each hand-over of weights to vLLM: the largest difference of any tensor.
+The agent is a graph write -> check -> rewrite whose check does not learn. TROUBLE in the environment makes every episode
+raise, block or kill its runner. What seedprobe.py writes and takes is in the run folder too.
 """
 
 from __future__ import annotations
@@ -94,9 +94,18 @@ def make_run(folder: Path, name: str = "run", overrides: Iterable[str] = ()) -> 
 
 def main() -> int:
     from slurmlight.train import main as payload
+    from slurmlight.train.seed.cpu_lane import shims
 
-    payload._engine = _engine  # type: ignore[assignment]
+    os.environ["SEEDBED_RUN"] = sys.argv[1]
+    shims._SHIMS["slurmlight.train.seed.start"] = _probe
+    payload._engine = _engine
     return payload.main(sys.argv[1:])
+
+
+def _probe(start: Any) -> None:
+    from tests.seedprobe import ProbedWorker
+
+    start.SeedWorker = ProbedWorker
 
 
 def _engine(_: Any) -> Any:
