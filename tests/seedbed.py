@@ -2,8 +2,8 @@
 
 python -m tests.seedbed RUN_FOLDER    trains that run as slurmlight.train.main would, with this player and watched weights
 
-The agent is a graph write -> check -> rewrite whose check does not learn. TROUBLE in the environment makes every episode
-raise, block or kill its runner. What seedprobe.py writes and takes is in the run folder too.
+The agent is a graph write -> check -> rewrite whose check does not learn. A row's ``trouble`` makes its episodes raise,
+block or kill their runner. What seedprobe.py writes and takes is in the run folder too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _node(number: int, name: str) -> Any:
 
 
 def _trouble(row: Mapping[str, Any]) -> None:
-    match os.environ.get("TROUBLE", ""):
+    match row.get("trouble"):
         case "raise":
             raise RuntimeError("no cats here")
         case "block":

@@ -52,6 +52,7 @@ def compare(trained: dict[str, Any], sampled: dict[str, Any]) -> dict[str, Any]:
         kind = next((kind for kind in _MERGED if kind in name), None)
         parts = [name.replace(kind, part) for part in _MERGED[kind]] if kind else [name]
         ours = torch.cat([trained[part].float() for part in parts])
-        worst = max(worst, (ours - weight.detach().float()).abs().max().item())
-        total += weight.detach().double().abs().sum().item()
+        theirs = weight.detach()[: len(ours)].float()  # vLLM pads the vocabulary
+        worst = max(worst, (ours - theirs).abs().max().item())
+        total += theirs.double().abs().sum().item()
     return {"difference": worst, "tensors": len(sampled), "sum": total}

@@ -22,9 +22,16 @@ from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.runner import SQL_PLAYER
 from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.saving import Retention, prune, saving
+from slurmlight.train.seed.hooks import SCRATCH, Hooks, Rules
 from slurmlight.train.verl import environment
 from slurmlight.train.verl.gpus import idle_gpus
 
+_LOCAL = {  # AgentOps and litellm: no log file in the current folder, no links to a service, no look-up of prices at import
+    "AGENTOPS_LOGGING_TO_FILE": "false",
+    "AGENTOPS_LOG_SESSION_REPLAY_URL": "false",
+    "AGENTOPS_ENV_DATA_OPT_OUT": "true",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
 STORE_GRACE_S = 40.0  # beyond an episode's time-out, which its runner enforces: then the store gives it up
 
 
@@ -58,7 +65,7 @@ class _Attempt:
         train, val = self._rows()
         for line in modelfolder.check(Path(self.preset.actor_rollout_ref.model.path)):
             print(f"model: {line}", flush=True)
-        variables = environment.COMMON | self._environment()
+        variables = environment.COMMON | _LOCAL | self._environment()
         environment.apply(variables)
         if self._stop_asked():
             return Outcome(finished=False, step=resume.step)
@@ -88,7 +95,7 @@ class _Attempt:
 
             cpu_lane.shims.install()
             own = cpu_lane.variables(self.scratch, self.preset.engine.threads)
-        return own | {"SLURMLIGHT_SEED_SCRATCH": str(self.scratch)}
+        return own | {SCRATCH: str(self.scratch)}
 
     def _fit(self, resume: Resume, train: list[Any], val: list[Any], variables: dict[str, str]) -> Outcome:
         """Agent-Lightning forks the runners, serves the store, and calls ``attempt`` in this process."""
@@ -113,8 +120,6 @@ class _Attempt:
         return fit.run(parts, attempt)
 
     def _train(self, trainer: Any, parts: Any, resume: Resume, stack: ExitStack) -> Outcome:
-        from slurmlight.train.seed.hooks import Hooks, Rules
-
         preset, folder = self.preset, self.run.folder
         self.report.start(resume.step, trainer.total_training_steps)
         self.tracker = stack.enter_context(Tracker(folder, preset.trainer.logger, trainer.total_training_steps, resume.step))

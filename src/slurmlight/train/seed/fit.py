@@ -15,7 +15,7 @@ from slurmlight.presets import Preset
 from slurmlight.train.engine import Outcome
 from slurmlight.train.rollouts.children import ChildEnded
 from slurmlight.train.seed.agent import PlayerAgent, learning_nodes
-from slurmlight.train.seed.hooks import Death
+from slurmlight.train.seed.hooks import FAILURE, Death
 from slurmlight.train.seed.proxy import LeashedProxy
 from slurmlight.train.seed.runners import NursedRunners
 
@@ -34,12 +34,16 @@ class Parts:
         self.proxy = LeashedProxy(logs / "proxy.log")
 
     def alive(self) -> list[Death]:
-        """Raises ChildEnded or WorkerFailed where the attempt cannot go on; the runners that were replaced."""
-        failure = self.scratch / "vllm-worker-failed.txt"
-        if failure.exists():
-            raise ChildEnded(f"{failure.read_text()}; start the run again, it resumes from its last checkpoint")
+        """The runners that died and were replaced. Raises ChildEnded where the attempt cannot go on."""
+        self.check_worker()
         self.proxy.check()
         return self.runners.check()
+
+    def check_worker(self) -> None:
+        """Raises ChildEnded where a vLLM worker of this machine failed (worker.py leaves a note)."""
+        note = self.scratch / FAILURE
+        if note.exists():
+            raise ChildEnded(f"{note.read_text()}; start the run again, it resumes from its last checkpoint")
 
 
 class VerlAttempt(Algorithm):
@@ -74,5 +78,6 @@ def run(parts: Parts, attempt: Attempt) -> Outcome:
     )
     trainer.fit(PlayerAgent(parts.preset, parts.player))
     if isinstance(algorithm.end, BaseException):
+        parts.check_worker()  # the first cause, where the end is only its consequence
         raise algorithm.end
     return algorithm.end

@@ -18,8 +18,7 @@ from verl.workers.fsdp_workers import AsyncActorRolloutRefWorker
 from verl.workers.rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
 
-SCRATCH = "SLURMLIGHT_SEED_SCRATCH"  # a short folder of this run
-FAILURE = "vllm-worker-failed.txt"
+from slurmlight.train.seed.hooks import FAILURE, SCRATCH
 
 
 class WorkerFailed(RuntimeError):
