@@ -72,7 +72,7 @@ class StabilitySection(Section, frozen=True, kw_only=True):
     ] = 0.02
     kl_ceiling: Annotated[
         float, Meta(ge=0, description="KL blow-up: ppo_kl or kl_loss of a step above this, nats a token [kit]")
-    ] = 1.0
+    ] = 0.5
     reward_floor: Annotated[
         float, Meta(ge=0, lt=1, description="reward collapse: below this share of the best five-step mean [kit]")
     ] = 0.5
