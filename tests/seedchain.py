@@ -7,6 +7,7 @@ The model server answers at once; its token ids follow from the prompt, so that 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import uvicorn
+from fastapi import FastAPI, Request
 
 from slurmlight.files import read_json
 from slurmlight.presets import Preset, from_json
@@ -63,11 +66,6 @@ class Chain:
         self.address = self._serve()
 
     def _serve(self) -> str:
-        import asyncio
-
-        import uvicorn
-        from fastapi import FastAPI, Request
-
         app, port = FastAPI(), free_port()
 
         @app.post("/v1/chat/completions")
@@ -108,7 +106,7 @@ def rows_of(chain: Chain) -> dict[str, Any]:
         mask = batch.batch["attention_mask"][row].bool()
         ids = batch.batch["input_ids"][row][mask].tolist()
         found.append([batch.non_tensor_batch["rollout_id_list"][row], ids, batch.batch["token_level_scores"][row].sum().item()])
-    sent = chain.bodies[0]
+    sent = chain.bodies[-1]  # the first is the proxy asking whether the model is well
     return {"rows": found, "metrics": {name: float(value) for name, value in metrics.items()}, "sent": sent}
 
 

@@ -161,9 +161,15 @@ def test_o11_a_run_id_that_swanlab_refuses(tmp_path: Path) -> None:
 
 
 def test_high_gpu_memory_on_the_seed_stack_warns() -> None:
-    assert presets.warnings(presets.load("qwen")) == []
-    (warning,) = presets.warnings(presets.load("qwen", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]))
+    (unproven,) = presets.warnings(presets.load("qwen"))
+    assert "on a GPU it has not been run yet" in unproven
+    warning, _ = presets.warnings(presets.load("qwen", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.8"]))
     assert "0.8" in warning and "step 55" in warning
+
+
+def test_credit_that_verl_0_5_cannot_give_is_refused_on_the_seed_stack() -> None:
+    with pytest.raises(UserError, match="one advantage for all calls"):
+        presets.load("qwen", ["credit.kind=last"])
 
 
 @pytest.mark.parametrize(

@@ -206,8 +206,6 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
             look_at(Path(plan.project_folder) / part.file, part.name)
     if preset.warmstart is not None:
         return  # data and policy of the tiny preset are made by the run itself
-    if preset.engine.stack == "seed":
-        raise UserError("the seed stack has its image, lock and doctor, but no training engine yet", "use --stack current")
     project = Path(plan.project_folder)
     for key, value in (("data.train_files", preset.data.train_files), ("data.val_files", preset.data.val_files)):
         if not (project / value).exists():

@@ -84,6 +84,11 @@ def _engine(preset: Preset) -> Iterator[UserError]:
                 "rollout.free_cache_engine=False with verl 0.5.0: weights are never synced, rollouts stay on the base",
                 "set it to True",
             )
+        if preset.credit.kind != "all":
+            yield UserError(
+                f"credit.kind={preset.credit.kind} on the seed stack: verl 0.5 knows one advantage for all calls of an episode",
+                "use credit.kind=all, or --stack current",
+            )
 
 
 def _micro_batches(preset: Preset) -> Iterator[UserError]:
@@ -111,6 +116,8 @@ def warnings(preset: Preset) -> list[str]:
         found.append(
             f"gpu_memory_utilization={share} on the seed stack: wake-up runs out of memory around step 55; 0.6 is safe"
         )
+    if preset.engine.name == "verl" and preset.engine.stack == "seed":
+        found.append("the seed stack trains on a CPU (make test-seed); on a GPU it has not been run yet: try preset fast first")
     if preset.engine.name == "verl" and preset.engine.stack == "current":
         found.append(
             "the verl engine has been started on a CPU and on one H200, but no training step has been seen to its end yet; "

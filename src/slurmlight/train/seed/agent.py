@@ -53,6 +53,8 @@ class PlayerAgent(LitAgent[dict[str, Any]]):
             print(f"episode {rollout.rollout_id} failed: {told!r}"[:500], file=sys.stderr, flush=True)
             emit_exception(told)
             raise
+        if score.parts is not None and rollout.mode != "train":  # validation reports execution match, whatever pays
+            return float(score.parts.plain)
         return float(score.reward)
 
     def _player(self) -> Player:
