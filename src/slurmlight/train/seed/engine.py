@@ -14,9 +14,11 @@ from slurmlight.errors import UserError
 from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train import modelfolder
+from slurmlight.train.alarms import ALARMS, Alarm
 from slurmlight.train.checkpoints import Resume, clean_up, resume_point
 from slurmlight.train.embedded.prepare import load_splits
 from slurmlight.train.embedded.report import Reporter
+from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.engine import Outcome, TrainingRun
 from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.runner import SQL_PLAYER
@@ -58,6 +60,8 @@ class _Attempt:
         self.report = Reporter(run)
         self.tracker: Tracker | None = None
         self.looked = False
+        self.steady = Steady(run.preset)
+        self.ruined: Alarm | None = None
 
     def train(self) -> Outcome:
         resume = self._resume()
@@ -137,9 +141,13 @@ class _Attempt:
             episode_ended=parts.runners.episode_ended,
             save=self._save,
         )
+        self.steady.go_back(folder.metric_rows(), resume.step)
         trainer.prepare(hooks, rules, resume)
         stack.callback(trainer.daemon.close)
-        return trainer.run()
+        outcome = trainer.run()
+        if self.ruined and not outcome.finished:
+            raise Ruined(f"stopped by an alarm: {self.ruined}; step {outcome.step} is saved", MEND)
+        return outcome
 
     def _validate_first(self, resume: Resume) -> bool:
         """Before the first step of a run, once: an attempt that ended after that validation has left its row."""
@@ -157,8 +165,14 @@ class _Attempt:
         assert self.tracker is not None
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
         row = {STEP: step} | {name: value for name in plain if (value := number(plain, name)) is not None}
+        alarms = self.steady.look(row) if step else []
+        row |= {ALARMS: len(self.steady.alarms)} if self.steady.alarms else {}
         self.tracker.log(row)
         self.report.note_row(row, self.tracker.seconds_per_step)
+        for alarm in alarms:
+            self.tracker.say(f"alarm: {alarm}")
+        if alarms and self.preset.stability.on_alarm == "stop":
+            self.ruined = alarms[0]
         if step and not self.looked:
             self.looked = True
             for line in idle_gpus(self.gpus):
@@ -166,7 +180,7 @@ class _Attempt:
 
     def _stop_asked(self) -> bool:
         request = self.run.folder.stop_request()
-        return request is not None and request.attempt >= self.run.attempt
+        return self.ruined is not None or (request is not None and request.attempt >= self.run.attempt)
 
     def _save(self, step: int, write: Callable[[Path], None]) -> None:
         trainer, folder = self.preset.trainer, self.run.folder
