@@ -64,6 +64,7 @@ def current() -> list[Row]:
 def seed() -> list[Row]:
     import torch
     from agentlightning.types import Triplet
+
     from slurmlight.train.seed.daemon import Daemon
 
     daemon = object.__new__(Daemon)  # its rows need no store, proxy or model
