@@ -18,6 +18,7 @@ from slurmlight.cluster.states import State
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.files import read_json, write_json
 from slurmlight.following import attend, tell
+from slurmlight.modelversion import check_for_seed
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
 from slurmlight.rewards.user import look_at
@@ -213,6 +214,8 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
     model = preset.actor_rollout_ref.model.path
     if not (project / model / "config.json").exists():
         raise UserError(f"model folder {project / model} has no config.json", "fetch it with: slurmlight model fetch")
+    if preset.engine.stack == "seed":
+        check_for_seed(project / model)
 
 
 def check_resume(plan: JobPlan, run: RunFolder) -> None:

@@ -15,6 +15,7 @@ from slurmlight.cluster import container, gpus, ports
 from slurmlight.doctor import Finding, flash, gpu, libraries, machine, packages
 from slurmlight.errors import UserError
 from slurmlight.files import read_json
+from slurmlight.modelversion import check_for_seed
 from slurmlight.plan import JobPlan
 from slurmlight.presets import Preset
 from slurmlight.runfolder import RunFolder
@@ -59,7 +60,7 @@ def _stack_here() -> str:
 def examine(what: Subject) -> list[Finding]:
     """Every finding, in the order of the checks. A check that fails itself is a finding too, never a traceback."""
     found: list[Finding] = []
-    for check in (_container, _packages, _libraries, _flash, _driver, _gpus, _machine, _ports, _folders):
+    for check in (_container, _packages, _libraries, _flash, _driver, _gpus, _machine, _ports, _folders, _model):
         found += _survive(check, what)
     return found
 
@@ -137,6 +138,14 @@ def _folders(what: Subject) -> Iterator[Finding]:
         size = machine.checkpoint_bytes(what.folder.path, model)
         yield from machine.check_disk(what.folder.path, size, what.preset.trainer.max_actor_ckpt_to_keep)
         yield from machine.check_shared(what.folder.path, Path("/proc/mounts").read_text(), what.plan.cluster == "slurm")
+
+
+def _model(what: Subject) -> Iterator[Finding]:
+    """The seed stack's transformers 4 and a folder that transformers 5 saved."""
+    if what.stack == "seed" and what.plan and what.preset:
+        folder = Path(what.plan.project_folder, what.preset.actor_rollout_ref.model.path)
+        check_for_seed(folder)
+        yield Finding("model", "ok", f"{folder} is not of transformers 5")
 
 
 def _site() -> list[Path]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmlight.errors import UserError
+from slurmlight.modelversion import check_for_seed
 from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train import modelfolder
@@ -67,7 +68,9 @@ class _Attempt:
         resume = self._resume()
         self.report.beat("start")
         train, val = self._rows()
-        for line in modelfolder.check(Path(self.preset.actor_rollout_ref.model.path)):
+        model = Path(self.preset.actor_rollout_ref.model.path)
+        check_for_seed(model)
+        for line in modelfolder.check(model):
             print(f"model: {line}", flush=True)
         variables = environment.COMMON | _LOCAL | self._environment()
         environment.apply(variables)

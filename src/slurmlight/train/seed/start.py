@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ from verl.utils.tokenizer import hf_tokenizer
 from verl.workers.fsdp_workers import ActorRolloutRefWorker
 
 from slurmlight.errors import UserError
+from slurmlight.modelversion import check_transformers
 from slurmlight.train.raysession import check_machine
 from slurmlight.train.seed.daemon import Daemon
 from slurmlight.train.seed.trainer import Trainer
@@ -26,6 +28,7 @@ from slurmlight.train.seed.worker import SeedWorker
 def check(config: DictConfig, gpus: int, nodes: int) -> None:
     """verl's own checks, before anything is started. Raises UserError with verl's words, or for what is not there."""
     check_machine(gpus, nodes, torch.cuda.device_count())
+    check_transformers(version("transformers"))
     OmegaConf.resolve(config)
     checked = object.__new__(_Checked)
     checked.config, checked.use_critic, checked.use_rm = config, False, False
