@@ -152,6 +152,19 @@ CASES = [
         "L-28", "FileNotFoundError: [Errno 2] No such file or directory: 'scontrol'",
         "scontrol called inside the container", ["host side"], False,
     ),
+    (
+        "kit-worker",
+        f"{BAR}\nslurmlight: the vLLM worker failed in execute_model: RuntimeError: no kernel; start the run again, it resumes",
+        "a vLLM worker failed", ["execute_model: RuntimeError: no kernel"], True,
+    ),
+    (
+        "kit-process", f"{BAR}\nslurmlight: the LLM proxy was killed by SIGKILL; see /run/proxy.log; start the run again",
+        "a process that the run needs died", ["LLM proxy was killed by SIGKILL"], True,
+    ),
+    (
+        "kit-episodes", f"{BAR}\nslurmlight: 9 of 16 episodes failed, the first: UserError: no database",
+        "too many episodes failed", ["UserError: no database"], True,
+    ),
 ]  # fmt: skip
 
 
