@@ -10,6 +10,7 @@ from typing import Any
 
 import agentlightning as agl
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.store.memory import InMemoryLightningStore
 
 from slurmlight.presets import Preset
 from slurmlight.train.engine import Outcome
@@ -19,6 +20,7 @@ from slurmlight.train.seed.hooks import FAILURE, Death
 from slurmlight.train.seed.proxy import LeashedProxy
 from slurmlight.train.seed.runners import NursedRunners
 
+STORE_BYTES = 2 << 30  # spans of old episodes go beyond that; by default they may take 70 % of the machine, not of the job
 POLL_S = 0.5  # a runner without an episode asks the store so often
 
 # (store, adapter) -> how training ended
@@ -68,8 +70,12 @@ def run(parts: Parts, attempt: Attempt) -> Outcome:
     """Raises what ``attempt`` raises."""
     algorithm = VerlAttempt(attempt)
     tracer = agl.AgentOpsTracer()
+    store = InMemoryLightningStore(
+        thread_safe=True, eviction_memory_threshold=STORE_BYTES, safe_memory_threshold=STORE_BYTES // 2
+    )
     trainer = agl.Trainer(
         algorithm=algorithm,
+        store=store,
         strategy=parts.runners,
         llm_proxy=parts.proxy,
         adapter={"agent_match": learning_nodes(parts.preset)},
