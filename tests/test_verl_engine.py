@@ -1,0 +1,172 @@
+"""The verl engine on the CPU under a real Slurm: Ray, FSDP, vLLM, gateway and runners, through all that may happen to a job.
+
+Every attempt starts the whole stack anew (a minute or two of both cores), so faults share one run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmlight.cluster import processes
+from slurmlight.files import read_json, read_json_lines
+from slurmlight.runfolder import RunFolder
+from tests import runs
+from tests.shared import REPOSITORY
+from tests.slurmbed import SlurmBed
+
+pytestmark = [pytest.mark.slurm, pytest.mark.stack]
+for package in ("ray", "verl", "vllm"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (requirements-stack.lock)", allow_module_level=True)
+
+PATIENCE_S = 900.0
+STEPS = 6
+LR = 3e-3  # one step moves every weight by about this much: rollouts from weights of a step before would be seen
+PRESET = f"""
+base = "tiny"
+name = "small"
+
+[engine]
+name = "verl"
+stack = "current"
+
+[warmstart]
+steps = 100
+clean_steps = 80
+batch_size = 16
+lr = 3e-3
+
+[data]
+train_batch_size = 4
+
+[actor_rollout_ref.actor]
+ppo_mini_batch_size = 2
+ppo_micro_batch_size_per_gpu = 8
+
+[actor_rollout_ref.actor.optim]
+lr = {LR}
+lr_warmup_steps = 0
+
+[actor_rollout_ref.rollout]
+name = "vllm"
+n = 4
+
+[trainer]
+total_training_steps = {STEPS}
+save_freq = 1
+test_freq = {STEPS}
+val_before_train = false
+logger = ["console"]
+
+[runner]
+n_runners = 8
+
+[[reward]]
+name = "execution_match"
+weight = 0.5
+
+[[reward]]
+name = "format"
+weight = 0.5
+"""
+
+
+@pytest.fixture(scope="module")
+def bed(slurm: SlurmBed) -> Iterator[SlurmBed]:
+    """A cluster of its own (``slurm`` skips where there is none): a step of this engine takes longer than its KillWait."""
+    with SlurmBed(grace=60, slurmd_timeout=60, kill_wait=120) as bed:
+        yield bed
+
+
+@pytest.fixture
+def home(bed: SlurmBed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="verl-"))
+    (folder / "checkpoints").mkdir()
+    (folder / ".venv").symlink_to(Path(sys.prefix))
+    (folder / "small.toml").write_text(PRESET)
+    for name, value in (bed.env | {"SLURMLIGHT_HOME": str(folder)}).items():
+        monkeypatch.setenv(name, value)
+    yield folder
+    bed.cancel_all()
+    shutil.rmtree(folder, ignore_errors=True) if "VERL_KEEP" not in os.environ else print(folder)
+
+
+def launch(home: Path, *arguments: str) -> tuple[RunFolder, int]:
+    command = [sys.executable, str(REPOSITORY / "launch.py"), "--preset", "small.toml", "--partition", "a800", "--no-follow"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=home, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = RunFolder(home / "checkpoints/small")
+    return run, int((read_json(run.path / "job.json") or {})["job_id"])
+
+
+def rows(run: RunFolder) -> list[dict[str, Any]]:
+    return [row for row in read_json_lines(run.metrics) if row["step"]]
+
+
+def wait_step(run: RunFolder, step: int) -> None:
+    def there() -> bool:
+        assert runs.outcome(run).get("state", "") in ("", "finished"), tail(run)
+        return len(rows(run)) >= step
+
+    runs.wait_for(there, f"step {step}", PATIENCE_S)
+
+
+def finished(run: RunFolder) -> None:
+    assert runs.wait_for(lambda: runs.outcome(run).get("state", ""), "the end", PATIENCE_S) == "finished", tail(run)
+
+
+def tail(run: RunFolder) -> str:
+    return runs.log(run)[-6000:]
+
+
+def of_run(run: RunFolder, word: str) -> list[int]:
+    """The run's living processes whose command line holds ``word``."""
+    marks = [record.mark for record in runs.records(run)]
+    found = []
+    for pid in processes.marked(marks):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+        except OSError:
+            continue
+        if word in command and "leash" not in command:
+            found.append(pid)
+    return found
+
+
+def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed, home: Path) -> None:
+    run, job = launch(home)
+    wait_step(run, 1)
+    (runner,) = of_run(run, "rollouts.runner")
+    os.kill(runner, signal.SIGKILL)
+    wait_step(run, 2)  # the runner was replaced, its episodes failed or were played by the new one
+    assert of_run(run, "rollouts.runner") not in ([], [runner])
+    bed.run("scontrol", "requeue", str(job))
+
+    wait_step(run, 4)
+    first, second = runs.records(run)
+    assert (first.kind, first.stop_reason) == ("stopped", "preemption or requeue"), tail(run)
+    assert second.first_step == (first.last_step or 0) + 1  # saved at the step boundary: nothing done twice
+    (gateway,) = of_run(run, "agl-server")
+    os.kill(gateway, signal.SIGKILL)
+
+    finished(run)
+    assert [record.kind for record in runs.records(run)] == ["stopped", "crash", "finished"]
+    assert "gateway was killed by SIGKILL" in runs.log(run)
+    assert not of_run(run, ""), "processes were left behind"
+    done = rows(run)
+    assert sorted({row["step"] for row in done}) == list(range(1, STEPS + 1))
+    assert any(row["actor/grad_norm"] > 0 for row in done)
+    # log-probabilities of the same tokens, by vLLM when it made them and by the trainer afterwards: equal but for bfloat16
+    assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.02
+
