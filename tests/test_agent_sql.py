@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 from slurmlight.agents.chat import close_clients
-from slurmlight.agents.contract import Channel, Endpoint, Episode, InfrastructureError, Sampling, SqlTask, call_seed
+from slurmlight.agents.contract import (
+    Channel,
+    Endpoint,
+    Episode,
+    InfrastructureError,
+    PromptTooLong,
+    Sampling,
+    SqlTask,
+    call_seed,
+)
 from slurmlight.agents.prompts import Prompts, cut
 from slurmlight.agents.sql import SqlAgent, SqlAgentConfig, verdict
 from slurmlight.sql.budget import estimate
@@ -251,6 +260,15 @@ def test_a_thought_without_content_is_a_format_failure_not_an_error(serve, task:
     episode = play(task, endpoint(script), check="rule")
     assert [turn.message for turn in episode.turns] == ["the answer is empty", ""]
     assert episode.answer == GOOD
+
+
+def test_no_room_for_another_attempt_leaves_the_answer_as_it_stands(serve, task: SqlTask) -> None:
+    refusal = json.dumps({"error": {"message": "This model's maximum context length is 64 tokens, the messages take 99"}})
+    script = serve(EMPTY, (400, refusal))
+    episode = play(task, endpoint(script), check="rule")
+    assert (episode.answer, outcomes(episode)) == (EMPTY, [("write", "empty")])
+    with pytest.raises(PromptTooLong):
+        play(task, endpoint(serve((400, refusal))), check="rule")
 
 
 def test_compact_prompts_are_what_the_tiny_policy_was_warmed_on(serve, task: SqlTask) -> None:

@@ -169,4 +169,3 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     assert any(row["actor/grad_norm"] > 0 for row in done)
     # log-probabilities of the same tokens, by vLLM when it made them and by the trainer afterwards: equal but for bfloat16
     assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.02
-

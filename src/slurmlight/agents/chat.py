@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 
 import openai
 
-from slurmlight.agents.contract import Channel, Endpoint, InfrastructureError, call_seed
+from slurmlight.agents.contract import Channel, Endpoint, InfrastructureError, PromptTooLong, call_seed
 
 MAX_RETRIES = 3  # of one request: connection errors, 408, 409, 429 and 5xx, with the client's own growing pauses
+_TOO_LONG = "maximum context length is"  # in the refusals of vLLM, OpenAI and the policy server
 THINKING_OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 # A pool of connections belongs to the event loop that opened it. All channels of a loop share one: a gateway has another
@@ -33,7 +34,8 @@ class Reply:
 async def complete(llm: Endpoint, learns: bool, messages: list[dict[str, str]], call: int) -> Reply:
     """The answer to ``messages`` as the episode's ``call``-th call (from 0). Thinking is off where server and template know it.
 
-    Raises InfrastructureError where no completion came back: no connection, time out, a refusal of the server, no JSON.
+    Raises InfrastructureError where no completion came back: no connection, time out, a refusal of the server, no JSON;
+    PromptTooLong where that is why it was refused.
     """
     channel = llm.learn if learns else llm.aux
     body: dict[str, Any] = {"model": channel.model, "messages": messages, "temperature": llm.sampling.temperature}
@@ -52,7 +54,8 @@ async def complete(llm: Endpoint, learns: bool, messages: list[dict[str, str]], 
         usage = completion.get("usage") or {}
         tokens = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     except openai.OpenAIError as error:
-        raise InfrastructureError(f"no completion from {channel.base_url}: {_first_line(error)}") from error
+        kind = PromptTooLong if _TOO_LONG in str(error) else InfrastructureError
+        raise kind(f"no completion from {channel.base_url}: {_first_line(error)}") from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InfrastructureError(f"{channel.base_url} sent something that is no chat completion ({error!r})") from error
     return Reply(text, *tokens, time.monotonic() - start)

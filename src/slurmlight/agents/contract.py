@@ -15,6 +15,10 @@ class InfrastructureError(Exception):
     """The episode could not be played (no model, no database, gateway gone): never a wrong answer, no reward of 0."""
 
 
+class PromptTooLong(InfrastructureError):
+    """The model's context has no room for this prompt."""
+
+
 @dataclass(frozen=True)
 class Channel:
     """Where chat completions are asked for: an OpenAI-compatible ``base_url`` (ends in /v1), its key, the model's name.

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypedDict
 from langgraph.graph import END, START, StateGraph
 
 from slurmlight.agents.chat import Reply, complete
-from slurmlight.agents.contract import Endpoint, Episode, InfrastructureError, SqlTask, Turn
+from slurmlight.agents.contract import Endpoint, Episode, InfrastructureError, PromptTooLong, SqlTask, Turn
 from slurmlight.agents.parse import parse
 from slurmlight.agents.prompts import Message, Prompts
 from slurmlight.errors import UserError
@@ -75,7 +75,12 @@ class SqlAgent:
         """Raises InfrastructureError: no schema, no database, no completion. A wrong query is an answer like any other."""
         start = time.monotonic()
         play = Play(task, llm, self.prompts.context(task))
-        await self.graph.ainvoke({"play": play}, {"recursion_limit": 3 * task.max_turns + 5})
+        try:
+            await self.graph.ainvoke({"play": play}, {"recursion_limit": 3 * task.max_turns + 5})
+        except PromptTooLong:
+            if not play.turns:
+                raise
+            # no room to tell of the last attempt: what was answered so far stands
         return Episode(task, play.answer, tuple(play.turns), time.monotonic() - start)
 
     def _build(self) -> Any:

@@ -18,6 +18,7 @@ from slurmlight.train.checkpoints import Resume, clean_up, resume_point
 from slurmlight.train.embedded.prepare import load_splits, make_tiny
 from slurmlight.train.embedded.report import Reporter
 from slurmlight.train.engine import Outcome, TrainingRun
+from slurmlight.train.lengths import fitting
 from slurmlight.train.rollouts.gateway import GatewayApi
 from slurmlight.train.rollouts.service import RolloutService
 from slurmlight.train.rollouts.sql_row import to_row
@@ -61,8 +62,6 @@ class _Attempt:
         resume = self._resume()
         self.report.beat("start")
         train, val = self._rows()
-        for line in modelfolder.check(Path(self.preset.actor_rollout_ref.model.path)):
-            print(f"model: {line}", flush=True)
         caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
         own = environment.gpu(caches) if self.gpus else environment.cpu(self.scratch, self.preset.engine.threads)
         environment.apply(environment.COMMON | own)
@@ -81,7 +80,13 @@ class _Attempt:
         preset = self.preset
         if preset.warmstart is not None:
             make_tiny(preset, lambda step, steps, loss: self.report.beat("warm start", f"{step}/{steps} loss {loss:.3f}"))
+        for line in modelfolder.check(Path(preset.actor_rollout_ref.model.path)):
+            print(f"model: {line}", flush=True)
         splits = load_splits(preset)
+        for name in ("train", "val"):
+            splits[name], told = fitting(preset, name, splits[name])
+            if told:
+                print(told, flush=True)
         if len(splits["train"]) < preset.data.train_batch_size:
             raise UserError(
                 f"{preset.data.train_files} has {len(splits['train'])} rows, "
