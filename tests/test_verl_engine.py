@@ -106,7 +106,7 @@ def launch(home: Path, *arguments: str) -> tuple[RunFolder, int]:
     command = [sys.executable, str(REPOSITORY / "launch.py"), "--preset", "small.toml", "--partition", "a800", "--no-follow"]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, cwd=home, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    run = RunFolder(home / "checkpoints/small")
+    run = RunFolder(home / "checkpoints" / (arguments[arguments.index("--name") + 1] if "--name" in arguments else "small"))
     return run, int((read_json(run.path / "job.json") or {})["job_id"])
 
 
@@ -154,14 +154,14 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     bed.run("scontrol", "requeue", str(job))
 
     wait_step(run, 4)
-    first, second = runs.records(run)
-    assert (first.kind, first.stop_reason) == ("stopped", "preemption or requeue"), tail(run)
-    assert second.first_step == (first.last_step or 0) + 1  # saved at the step boundary: nothing done twice
     (gateway,) = of_run(run, "agl-server")
     os.kill(gateway, signal.SIGKILL)
 
     finished(run)
-    assert [record.kind for record in runs.records(run)] == ["stopped", "crash", "finished"]
+    first, second, third = runs.records(run)
+    assert (first.kind, first.stop_reason) == ("stopped", "preemption or requeue"), tail(run)
+    assert second.first_step == (first.last_step or 0) + 1  # saved at the step boundary: nothing is done twice
+    assert (second.kind, third.kind) == ("crash", "finished")
     assert "gateway was killed by SIGKILL" in runs.log(run)
     assert not of_run(run, ""), "processes were left behind"
     done = rows(run)
@@ -169,3 +169,14 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     assert any(row["actor/grad_norm"] > 0 for row in done)
     # log-probabilities of the same tokens, by vLLM when it made them and by the trainer afterwards: equal but for bfloat16
     assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.02
+
+
+def test_two_nodes_form_one_cluster_and_train(bed: SlurmBed, home: Path) -> None:
+    one_step = ("trainer.total_training_steps=1", "trainer.test_freq=0")
+    run, job = launch(home, "--nodes", "2", "--name", "two", *(part for setting in one_step for part in ("--set", setting)))
+    finished(run)
+    assert len(rows(run)) == 1 and rows(run)[0]["actor/grad_norm"] > 0
+    shards = sorted(path.name for path in (run.path / "global_step_1/actor").glob("model_world_size_*.pt"))
+    assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]
+    runs.wait_for(lambda: bed.job(job)["JobState"] == "COMPLETED", "the job's end", PATIENCE_S)
+    assert not of_run(run, "") and not list(run.path.glob("attempts/*/ray-token"))

@@ -51,6 +51,7 @@ class RayCluster:
         return {
             "SLURMLIGHT_RAY_HEAD": str(self.folder / "head.json"),
             "SLURMLIGHT_RAY_NODES": ",".join(self.nodes),
+            "RAY_enable_worker_prestart": "0",  # idle workers would import torch and verl for nothing
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray-token"),
         }
