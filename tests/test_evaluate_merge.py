@@ -139,7 +139,7 @@ def test_vllm_gets_one_engine_a_gpu_group_and_no_key_on_its_command_line(tmp_pat
     assert serve.gpu_groups(two, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == ["0,1", "2,3"]
     with pytest.raises(UserError, match="1 GPUs here, an engine of this run needs 2"):
         serve.gpu_groups(two, {"CUDA_VISIBLE_DEVICES": "3"})
-    words = serve.vllm_command(tmp_path, preset, 8123)
+    words = serve.vllm_command(tmp_path, preset, 8123, "0")
     assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     flags = dict(zip(words[3:-1:2], words[4:-1:2], strict=False))
     assert (flags["--port"], flags["--host"], flags["--model"]) == ("8123", "127.0.0.1", str(tmp_path))

@@ -170,6 +170,16 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     # log-probabilities of the same tokens, by vLLM when it made them and by the trainer afterwards: equal but for bfloat16
     assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.02
 
+    # the newest checkpoint's shards, merged by verl, served by vLLM, asked by the same agent
+    command = [Path(sys.executable).with_name("slurmlight"), "eval", "small", "--cluster", "local", "--limit", "12"]
+    done = subprocess.run(
+        [*command, "--name", "after", "--follow"], capture_output=True, text=True, cwd=home, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert (run.path / f"merged/global_step_{STEPS}/model.safetensors").exists()
+    summary = read_json(next(home.glob("**/after/report/summary.json"))) or {}
+    assert (summary["complete"], summary["answered"], summary["lost"]) == (True, 12, 0)
+
 
 def test_two_nodes_form_one_cluster_and_train(bed: SlurmBed, home: Path) -> None:
     one_step = ("trainer.total_training_steps=1", "trainer.test_freq=0")

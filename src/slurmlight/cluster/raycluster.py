@@ -52,6 +52,7 @@ class RayCluster:
             "SLURMLIGHT_RAY_HEAD": str(self.folder / "head.json"),
             "SLURMLIGHT_RAY_NODES": ",".join(self.nodes),
             "RAY_enable_worker_prestart": "0",  # idle workers would import torch and verl for nothing
+            "RAY_worker_niceness": "0",  # 15 by default: agents would push vLLM and the trainer aside
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray-token"),
         }

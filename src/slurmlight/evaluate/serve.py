@@ -24,11 +24,13 @@ from slurmlight.evaluate.subject import Subject
 from slurmlight.presets import Preset
 from slurmlight.train.embedded.policy import PolicyServer
 from slurmlight.train.rollouts.children import Child, ChildEnded, free_port
+from slurmlight.train.verl import environment
 
 KEY_NAME = "OPENAI_API_KEY"
 SERVED_NAME = "policy"
 START_S = 1800.0  # a large model from a slow file system, then its graphs
 PROBE_S = 60.0
+NO_GPU = ""  # the one engine of a machine without GPUs
 VLLM_MEMORY = 0.9  # share of a GPU: nothing else runs there
 
 
@@ -70,7 +72,7 @@ def serving(config: EvalConfig, subject: Subject, logs: Path, beat: Callable[[],
         with ExitStack() as stack:
             engines = [
                 stack.enter_context(VllmEngine(Path(subject.model), preset, gpus, number, logs))
-                for number, gpus in enumerate(gpu_groups(preset, os.environ))
+                for number, gpus in enumerate(gpu_groups(preset, os.environ) if preset.job.gpus else [NO_GPU])
             ]
             for engine in engines:
                 engine.wait(beat)
@@ -128,7 +130,7 @@ def gpu_groups(preset: Preset, env: Mapping[str, str]) -> list[str]:
     return groups
 
 
-def vllm_command(model: Path, preset: Preset, port: int) -> list[str]:
+def vllm_command(model: Path, preset: Preset, port: int, gpus: str) -> list[str]:
     """One engine on the loopback interface. Its key is in the environment (VLLM_API_KEY), never in the command line."""
     rollout, data = preset.actor_rollout_ref.rollout, preset.data
     return [
@@ -139,11 +141,12 @@ def vllm_command(model: Path, preset: Preset, port: int) -> list[str]:
         *("--max-model-len", str(data.max_prompt_length + data.max_response_length)),
         *("--gpu-memory-utilization", str(VLLM_MEMORY), "--dtype", "bfloat16", "--seed", str(preset.engine.seed)),
         "--enable-prefix-caching",
+        *([] if gpus else ["--enforce-eager"]),
     ]
 
 
 class VllmEngine:
-    """One vLLM server as a child of this process. Not run in the project's own tests: they have no vLLM."""
+    """One vLLM server as a child of this process, on the GPUs of ``gpus`` (CUDA_VISIBLE_DEVICES) or on the CPU."""
 
     def __init__(self, model: Path, preset: Preset, gpus: str, number: int, logs: Path) -> None:
         self.model, self.preset, self.gpus, self.number, self.logs = model, preset, gpus, number, logs
@@ -153,9 +156,10 @@ class VllmEngine:
             raise UserError("vllm is not installed here", "run this in the image of the run's stack, or give --endpoint URL")
         key, port = os.urandom(16).hex(), free_port()
         self.channel = Channel(f"http://127.0.0.1:{port}/v1", key, SERVED_NAME)
-        env = {"CUDA_VISIBLE_DEVICES": self.gpus, "VLLM_API_KEY": key}
+        env = {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else environment.cpu(self.logs, self.preset.engine.threads)
         log = self.logs / f"vllm-{self.number}.log"
-        self.child = Child(f"vLLM engine {self.number}", vllm_command(self.model, self.preset, port), log, env)
+        command = vllm_command(self.model, self.preset, port, self.gpus)
+        self.child = Child(f"vLLM engine {self.number}", command, log, env | {"VLLM_API_KEY": key})
         return self
 
     def __exit__(self, *_: object) -> None:

