@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from slurmlight import presets
 from slurmlight.errors import UserError
 from slurmlight.presets import Preset
+from slurmlight.presets.learning import StabilitySection
 from slurmlight.train.embedded.actor import Actor, Row, response_logprobs
 from slurmlight.train.embedded.batch import make_batch, statistics
 from slurmlight.train.embedded.order import DataOrder, episode_seed
@@ -154,6 +156,38 @@ def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) 
     torch.save({"model.norm.weight": torch.ones(96)}, tmp_path / "model_world_size_1_rank_0.pt")
     with pytest.raises(UserError, match="of another model"):
         actor.load(tmp_path)
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder: Path) -> None:
+    """The same update with activations recomputed in backward: the same weights to the last bits that float32 holds."""
+    plain = make_actor(folder)
+    saving = make_actor(folder, "actor_rollout_ref.model.enable_gradient_checkpointing=true")
+    assert saving.model.is_gradient_checkpointing and not plain.model.is_gradient_checkpointing
+    rows = sampled(plain)
+    assert saving.update([rows]) == pytest.approx(plain.update([rows]), rel=1e-5)
+    for one, other in zip(plain.model.parameters(), saving.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_gradient_that_is_no_number_makes_no_step(folder: Path) -> None:
+    actor = make_actor(folder)
+    before, rows = state(actor), sampled(actor)
+    rows[0] = replace(rows[0], advantage=float("nan"))
+    metrics = actor.update([rows])
+    assert state(actor) == before and actor.updates == 0
+    assert metrics["training/not_a_number"] == 1
+
+
+def test_the_kl_coefficient_is_kept_with_the_policy(folder: Path, tmp_path: Path) -> None:
+    settings = ("actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.kl_loss_coef=0.1")
+    actor, steady = make_actor(folder, *settings), StabilitySection(target_kl=0.01, kl_coef_max=0.3)
+    assert actor.update([sampled(actor)])["actor/kl_coef"] == 0.1
+    actor.adapt_kl({"actor/kl_loss": 0.5}, steady)
+    actor.adapt_kl({"actor/kl_loss": 0.5}, steady)
+    actor.save(tmp_path)
+    resumed = make_actor(folder, *settings)
+    resumed.load(tmp_path)
+    assert resumed.settings.kl_loss_coef == 0.3
 
 
 # from episodes to rows
