@@ -12,15 +12,18 @@ from typing import Any
 
 from slurmlight.errors import UserError
 from slurmlight.modelversion import check_for_seed
+from slurmlight.rewards.compose import rehearse
+from slurmlight.runfolder import home
 from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train import modelfolder
 from slurmlight.train.alarms import ALARMS, Alarm
 from slurmlight.train.checkpoints import Resume, clean_up, resume_point
-from slurmlight.train.embedded.prepare import load_splits
+from slurmlight.train.embedded.prepare import load_splits, make_tiny
 from slurmlight.train.embedded.report import Reporter
 from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.engine import Outcome, TrainingRun
+from slurmlight.train.lengths import fitting
 from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.runner import SQL_PLAYER
 from slurmlight.train.rollouts.sql_row import to_row
@@ -68,10 +71,6 @@ class _Attempt:
         resume = self._resume()
         self.report.beat("start")
         train, val = self._rows()
-        model = Path(self.preset.actor_rollout_ref.model.path)
-        check_for_seed(model)
-        for line in modelfolder.check(model):
-            print(f"model: {line}", flush=True)
         variables = environment.COMMON | _LOCAL | self._environment()
         environment.apply(variables)
         if self._stop_asked():
@@ -88,7 +87,18 @@ class _Attempt:
         return resume
 
     def _rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        rehearse(self.preset.reward, home())
+        if self.preset.warmstart is not None:
+            make_tiny(self.preset, lambda step, steps, loss: self.report.beat("warm start", f"{step}/{steps} loss {loss:.3f}"))
+        model = Path(self.preset.actor_rollout_ref.model.path)
+        check_for_seed(model)
+        for line in modelfolder.check(model):
+            print(f"model: {line}", flush=True)
         splits = load_splits(self.preset)
+        for name in ("train", "val"):
+            splits[name], told = fitting(self.preset, name, splits[name])
+            if told:
+                print(told, flush=True)
         if (size := self.preset.data.val_batch_size) is not None and size < len(splits["val"]):
             raise UserError(f"data.val_batch_size={size}: this stack validates in one batch", "leave val_batch_size out")
         return [to_row(task) for task in splits["train"]], [to_row(task) for task in splits["val"]]
