@@ -134,7 +134,7 @@ def test_parts_are_told_apart() -> None:
     ("preset", "overrides", "says"),
     [
         ("tiny", ["credit.kind=process"], "needs the reward that it takes apart"),
-        ("qwen", ["credit.kind=process", MIX], "Agent-Lightning hands verl one an episode"),
+        ("qwen", ["engine.stack=current", "credit.kind=process", MIX], "Agent-Lightning hands verl one an episode"),
     ],
 )
 def test_credit_that_cannot_be_given_is_refused(preset: str, overrides: list[str], says: str) -> None:

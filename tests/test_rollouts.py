@@ -227,3 +227,16 @@ def test_an_api_call_to_a_server_that_is_gone_raises(tmp_path: Path) -> None:
     api = GatewayApi(f"http://127.0.0.1:{free_port()}", "key")
     with pytest.raises(httpx.HTTPError):
         api.ended(0)
+
+
+def test_a_reward_that_is_no_number_is_no_reward() -> None:
+    for value in (float("nan"), float("inf")):
+        played = read_events(Job("x", {}, learns=True), [{"event_type": "reward", "data": {"value": value}}])
+        assert played.reward is None and "no number to learn from" in played.error
+
+
+def test_a_composed_reward_brings_its_parts() -> None:
+    parts = {"reward": 0.4, "rewards": {"execution_match": 0.0, "syntax": 1.0}, "plain": 0.0, "calls": []}
+    events = [{"event_type": "reward", "data": {"value": 0.0}}, {"event_type": "parts", "data": parts}]
+    played = read_events(Job("x", {}, learns=False), events)
+    assert (played.reward, played.parts) == (0.0, parts), "in validation the reward is plain execution match"

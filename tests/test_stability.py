@@ -174,7 +174,7 @@ def test_what_an_engine_cannot_do_is_refused_with_its_reason(preset: str, overri
             "actor_rollout_ref.actor.fsdp_config.param_offload=true",
             "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
         ],
-        ["credit.kind=last"],
+        ["credit.kind=last", "engine.stack=current"],
     ],
 )
 def test_what_verl_does_itself_is_not_refused(overrides: list[str]) -> None:

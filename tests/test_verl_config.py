@@ -78,6 +78,27 @@ def test_cpu_and_gpu_settings() -> None:
     assert cpu.actor_rollout_ref.rollout.enable_sleep_mode is False
 
 
+def test_memory_and_stability_options_arrive_under_verls_names() -> None:
+    """Their shape only: what they save is for a GPU to show."""
+    plain = build("qwen", "engine.stack=current", gpus=4).actor_rollout_ref
+    assert plain.actor.strategy == "fsdp2" and plain.model.enable_gradient_checkpointing and plain.model.use_remove_padding
+    built = build(
+        "qwen",
+        "engine.stack=current",
+        "verl.actor_rollout_ref.actor.strategy=fsdp",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        "actor_rollout_ref.actor.fsdp_config.param_offload=true",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "actor_rollout_ref.actor.kl_loss_coef=0.1",
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
+        gpus=4,
+    ).actor_rollout_ref
+    assert built.actor.strategy == "fsdp" and not built.model.enable_gradient_checkpointing
+    assert built.actor.fsdp_config.param_offload and built.actor.fsdp_config.optimizer_offload
+    assert (built.actor.use_kl_loss, built.actor.kl_loss_coef, built.actor.entropy_coeff) == (True, 0.1, 0.01)
+
+
 def test_verl_accepts_what_is_built_and_refuses_with_one_line() -> None:
     from slurmlight.train.verl import start
 

@@ -34,6 +34,11 @@ class Steady:
         self.rows = [row for row in rows if 0 < row[STEP] <= step]
         self.alarms = look(self.rows, self.settings)
 
+    def refuse(self, step: int) -> None:
+        """Raises Ruined where the run was stopped by an alarm at ``step`` and nobody has decided anything since."""
+        if self.alarms and self.settings.on_alarm == "stop":
+            raise Ruined(f"stopped by an alarm: {self.alarms[0]}; step {step} is saved", MEND)
+
     def rescale(self, played: Sequence[Played]) -> Sequence[Played]:
         """The episodes with the rewards that training uses."""
         if not (self.scoring.normalize or self.scoring.clip):
