@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,7 @@ def start(bed: SlurmBed, run: RunFolder) -> tuple[RunFolder, int]:
     before = dict(os.environ)
     os.environ.update(bed.env | {"OMP_NUM_THREADS": "1"})
     try:
-        return run, int(submit.submit(plans.from_json(read_json(run.plan))))
+        return run, int(submit.submit(plans.from_json(read_json(run.plan) or {})))
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -223,6 +225,43 @@ import shutil
 with open("{folder}/filler", "wb") as file:
     os.posix_fallocate(file.fileno(), 0, shutil.disk_usage("{folder}").free - (3 << 20))
 """
+
+
+def test_a_killed_batch_process_costs_an_attempt(bed: SlurmBed, home: Home):
+    bed.wait_idle()
+    run = runs.make_run(home.path, "batch", steps=8, cluster="slurm", partition="a800", time="60")
+    runs.add_fault(run, 5, "time.sleep(600)", attempt=1)  # until it is killed
+    _, job = start(bed, run)
+
+    def cut_loose() -> bool:
+        """The canary's shell is there, and of the two processes of its srun one is left."""
+        sruns, all_of_them = (_processes(bed, job, start, b"sh\0-c\0", b"canary") for start in (b"srun\0", b""))
+        return len(sruns) == 1 and len(all_of_them) == 2
+
+    runs.wait_for(cut_loose, "a canary that is cut loose", PATIENCE_S)
+    wait_step(run, 4, attempt=1)
+    found = _processes(bed, job, b"", b"submitit.core._submit", str(run.path).encode())
+    (batch,) = [pid for pid in found if _parent(pid) not in found]
+    os.kill(batch, signal.SIGKILL)
+    wait_attempt(run, 2)
+    finished(run)
+    assert bed.job(job)["Restarts"] == "1" and [record.kind for record in runs.records(run)] == ["lost", "finished"]
+
+
+def _processes(bed: SlurmBed, job: int, start: bytes, *words: bytes) -> list[int]:
+    """Those of ``job``, on whatever node of the bed, whose command line begins with ``start`` and holds ``words``."""
+    of_job = {b"SLURM_JOB_ID=%d" % job, f"SLURM_CONF={bed.env['SLURM_CONF']}".encode()}  # other beds count jobs from 1, too
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes().split(b"\0")
+            if line.startswith(start) and all(word in line for word in words) and of_job <= set(environment):
+                found.append(int(entry.name))
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_what_does_not_come_back_names_its_cause(bed: SlurmBed, home: Home):

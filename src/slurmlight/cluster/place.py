@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from slurmlight.cluster import command, slurm
+from slurmlight.cluster import command, processes, slurm
 from slurmlight.cluster.decide import TIME_LIMIT
 from slurmlight.cluster.nodelist import expand
 from slurmlight.cluster.processes import die_with_parent, start_time
@@ -82,8 +82,8 @@ class Local:
 # A step beside the batch process, told by Slurm what that one is told late or never (measured on Slurm 22.05):
 # - With a grace time TERM goes to steps at its start, to the batch process only at its end. The canary ends; see Slurm.look.
 # - A batch process killed by a signal leaves a FAILED job that Slurm does not requeue, but its steps get TERM and KillWait:
-#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again. This is a chance,
-#   not a promise: srun's own watcher may kill the canary first (measured: about every second time).
+#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again. srun dies with the
+#   batch process, and its watcher would then kill the step before that TERM: see Slurm._cut_loose.
 _CANARY = """
 leave() {
     trap "" TERM
@@ -112,13 +112,17 @@ class Slurm:
         self._cap = plan.requeue_cap if plan.requeue else 0
         self._env = env
         self._canaries = 3
+        self._watched = False
         self._canary = self._release_canary()
 
     def on_signal(self, signum: int) -> Warning:
         return _warning(_show(self.job), signum == signal.SIGUSR2, self.restarts, self._lead_s, time.time())
 
     def look(self) -> Warning | None:
-        if self._canary is None or self._canary.poll() is None:
+        if self._canary is None:
+            return None
+        if self._canary.poll() is None:
+            self._cut_loose(self._canary.pid)
             return None
         self._canary = None
         shown = _show(self.job)
@@ -160,6 +164,7 @@ class Slurm:
         if not self._canaries or not shutil.which("srun"):
             return None
         self._canaries -= 1
+        self._watched = True
 
         def prepare() -> None:
             die_with_parent(signal.SIGTERM)
@@ -172,6 +177,13 @@ class Slurm:
         return subprocess.Popen(
             argv, env=kept, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, preexec_fn=prepare
         )
+
+    def _cut_loose(self, srun: int) -> None:
+        """End srun's watcher, a fork that has the step killed where srun is. Without it the step lives on until Slurm's TERM
+        (batch processes killed whose job came back: 60 of 60; with the watcher 60 of 66)."""
+        if self._watched and (watchers := processes.children(srun)):
+            processes.end(watchers)
+            self._watched = False
 
 
 # The batch script's shape, which srun would take as its own defaults and refuse for a one-task step.

@@ -89,6 +89,11 @@ def end(pids: Iterable[int], grace: float = 0.0) -> None:
     _wait(known, 10.0)
 
 
+def children(pid: int) -> list[int]:
+    """Own processes whose parent is ``pid``."""
+    return [one for one in _own_pids() if (fields := _stat(one)) and int(fields[1]) == pid]
+
+
 def group(leader: int) -> list[int]:
     """Own processes in the process group of ``leader``, itself included."""
     return [pid for pid in _own_pids() if (fields := _stat(pid)) and int(fields[2]) == leader]
