@@ -180,7 +180,7 @@ class Slurm:
 
     def _cut_loose(self, srun: int) -> None:
         """End srun's watcher, a fork that has the step killed where srun is. Without it the step lives on until Slurm's TERM
-        (batch processes killed whose job came back: 60 of 60; with the watcher 60 of 66)."""
+        (batch processes killed whose job came back: 60 of 60; with the watcher 71 of 78)."""
         if self._watched and (watchers := processes.children(srun)):
             processes.end(watchers)
             self._watched = False
