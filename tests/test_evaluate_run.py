@@ -226,6 +226,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"samples": 4, "temperature": 0.0}, "equal answers"),
     ({"temperature": 3.0}, "out of range"),
     ({"endpoint": "host:8000"}, "is no URL"),
+    ({"endpoint": "http://me:pw@host/v1"}, "--endpoint holds a user or password"),
     ({"model": None}, "needs the name of the model"),
     ({"endpoint": None}, "--model names the model"),
     ({"baseline": True}, "each say what is evaluated"),

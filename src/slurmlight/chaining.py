@@ -60,7 +60,10 @@ def start(plan: JobPlan, preset: Preset, why: str, then: Chained, *, fresh: bool
         if code != INTERRUPTED:
             tell("no evaluation: the training has not finished; the same command again goes on and chains it anew")
         return code
-    return evaljobs.see_through(chained) if under_way else 0
+    if not under_way:
+        return 0
+    print(f"then      evaluation {evaluating.known_as(RunFolder(chained.run_folder))}", flush=True)
+    return evaljobs.see_through(chained)
 
 
 def _after(plan: JobPlan, job: str) -> JobPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +13,7 @@ from slurmlight import presets
 from slurmlight.errors import UserError
 from slurmlight.files import read_json
 from slurmlight.presets import Preset
+from slurmlight.secrets import redact
 
 Kind = Literal["checkpoint", "baseline", "endpoint"]
 FREE_KEYS = ("in_flight", "against")  # may change when an evaluation is taken up again: they change no answer
@@ -67,7 +69,9 @@ def check(config: EvalConfig) -> EvalConfig:
     if config.limit is not None and config.limit < 1:
         raise UserError(f"--limit {config.limit} leaves no question", "give 1 or more")
     if config.kind == "endpoint" and not config.endpoint.startswith(("http://", "https://")):
-        raise UserError(f"--endpoint {config.endpoint!r} is no URL", "give one like http://host:8000/v1")
+        raise UserError(f"--endpoint {redact(config.endpoint)!r} is no URL", "give one like http://host:8000/v1")
+    if "@" in urlsplit(config.endpoint).netloc:
+        raise UserError("--endpoint holds a user or password, which would stand in reports", "export the key as OPENAI_API_KEY")
     return config
 
 
