@@ -47,6 +47,16 @@ def test_traps_are_refused_with_the_reason(key: str, told: str) -> None:
     assert told in refused(key)
 
 
+def test_only_a_run_without_gpus_imports_the_cpu_lane() -> None:
+    package = Path(config.__file__).parent
+    naming = {
+        path.name for path in package.parent.rglob("*.py") if "cpu_lane" in path.read_text() and path.parent.name != "cpu_lane"
+    }
+    assert naming == {"engine.py"}
+    before, _, after = (package / "engine.py").read_text().partition("if self.gpus:")
+    assert "cpu_lane" not in before and "else:" in after[: after.index("cpu_lane")]
+
+
 def build(preset: str = "tiny", *overrides: str, gpus: int = 0) -> Any:
     pytest.importorskip("agentlightning.verl.daemon", reason="the seed stack is not installed (make test-seed)")
     given = (*TINY, *overrides) if preset == "tiny" else overrides

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from slurmlight.evaluate.merge import model_folder
 from slurmlight.files import read_json, read_json_lines
 from slurmlight.runfolder import RunFolder
 from slurmlight.train.checkpoints import newest_complete
@@ -71,7 +72,10 @@ def await_row(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def none_left(run: Path) -> None:
-    wait_for(lambda: not family(run), "the last process of the run to end", 60)
+    try:
+        wait_for(lambda: not family(run), "the last process of the run to end", 60)
+    except AssertionError:
+        pytest.fail(f"left behind: {[(one.name(), one.cmdline()[:4]) for one in family(run)]}")
 
 
 def test_stop_resume_finish(tmp_path: Path) -> None:
@@ -105,6 +109,9 @@ def test_stop_resume_finish(tmp_path: Path) -> None:
     assert weights[handed]["sum"] == pytest.approx(total, abs=1e-6)  # the resumed run samples with the saved weights
     assert len({line["sum"] for line in weights}) == 4  # of the start and of each step
 
+    last = newest_complete(run)
+    assert last is not None and last.step == 3
+    assert model_folder(last, tmp_path / "models/random") == run / "merged/global_step_3"  # evaluation can serve it
     with started(run) as process:
         assert process.wait(LIMIT_S) == 0
     assert "nothing to do" in told(run)

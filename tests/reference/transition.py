@@ -80,6 +80,7 @@ def seed() -> list[Row]:
     daemon.__dict__ |= {
         "is_train": True,
         "failed": 0,
+        "hooks": SimpleNamespace(beat=lambda *_: None),
         "mini_batch_size": 1,
         "pad_token_id": 0,
         "reward_fillna_value": 0.0,

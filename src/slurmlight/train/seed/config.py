@@ -97,6 +97,8 @@ def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
         f"{_ROLLOUT}.seed": preset.engine.seed,
         f"{_ROLLOUT}.max_model_len": data.max_prompt_length + data.max_response_length,
         f"{_ROLLOUT}.agent.num_workers": 0,
+        f"{_ROLLOUT}.agent.custom_async_server.path": "pkg://slurmlight.train.seed.server",
+        f"{_ROLLOUT}.agent.custom_async_server.name": "SeedServer",
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": nodes,
         "trainer.default_local_dir": str(folder),

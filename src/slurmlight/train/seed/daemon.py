@@ -94,6 +94,7 @@ class Daemon(AgentModeDaemon):
 
     def get_train_data_batch(self, max_prompt_length: int, max_response_length: int, device: Any, global_steps: int) -> Any:
         """Rows of calls (transition level) or merged ones, a multiple of the mini batch. Raises NothingToLearn."""
+        self.hooks.beat(global_steps, "update", "")
         played = self._completed_rollouts_v0
         calls = sum(len(one.triplets) for one in played.values())
         for one in played.values():

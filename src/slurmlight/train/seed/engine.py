@@ -28,7 +28,8 @@ from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.runner import SQL_PLAYER
 from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.saving import Retention, prune, saving
-from slurmlight.train.seed.hooks import SCRATCH, Hooks, Rules
+from slurmlight.train.seed.failure import SCRATCH
+from slurmlight.train.seed.hooks import Hooks, Rules
 from slurmlight.train.verl import environment
 from slurmlight.train.verl.gpus import idle_gpus
 
@@ -73,6 +74,8 @@ class _Attempt:
         train, val = self._rows()
         variables = environment.COMMON | _LOCAL | self._environment()
         environment.apply(variables)
+        for name in ("NO_PROXY", "no_proxy"):  # store and LLM proxy are never behind the cluster's
+            os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
         if self._stop_asked():
             return Outcome(finished=False, step=resume.step)
         return self._fit(resume, train, val, variables)

@@ -16,7 +16,8 @@ from slurmlight.presets import Preset
 from slurmlight.train.engine import Outcome
 from slurmlight.train.rollouts.children import ChildEnded
 from slurmlight.train.seed.agent import PlayerAgent, learning_nodes
-from slurmlight.train.seed.hooks import FAILURE, Death
+from slurmlight.train.seed.failure import noted
+from slurmlight.train.seed.hooks import Death
 from slurmlight.train.seed.proxy import LeashedProxy
 from slurmlight.train.seed.runners import NursedRunners
 
@@ -42,10 +43,9 @@ class Parts:
         return self.runners.check()
 
     def check_worker(self) -> None:
-        """Raises ChildEnded where a vLLM worker of this machine failed (worker.py leaves a note)."""
-        note = self.scratch / FAILURE
-        if note.exists():
-            raise ChildEnded(f"{note.read_text()}; start the run again, it resumes from its last checkpoint")
+        """Raises ChildEnded where a vLLM worker of this machine failed."""
+        if told := noted(self.scratch):
+            raise ChildEnded(f"{told}; start the run again, it resumes from its last checkpoint")
 
 
 class VerlAttempt(Algorithm):

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCRATCH = "SLURMLIGHT_SEED_SCRATCH"  # names a short folder of this run on this machine
-FAILURE = "vllm-worker-failed.txt"  # in that folder: what a vLLM worker raised
-
 
 @dataclass(frozen=True)
 class Death:

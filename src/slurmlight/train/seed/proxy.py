@@ -15,7 +15,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 
 from slurmlight.train.rollouts.children import ChildEnded, free_port
-from slurmlight.train.rollouts.leash import hold
+from slurmlight.train.seed.leash import leash
 
 
 class LeashedProxy(LLMProxy):
@@ -40,8 +40,9 @@ class LeashedProxy(LLMProxy):
     @asynccontextmanager
     async def _serve_context(self) -> AsyncGenerator[None, None]:
         """Runs in the proxy's process."""
-        hold()
+        leash()
         os.setsid()
+        os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"  # it calls vLLM's servers only
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)

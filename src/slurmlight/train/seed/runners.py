@@ -9,11 +9,13 @@ so that it may fork at any time; nurse and runners end with their parent, whatev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing as mp
 import os
 import select
 import signal
 import sys
+import time
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ from typing import Any
 from agentlightning.execution.client_server import ClientServerExecutionStrategy
 
 from slurmlight.train.rollouts.children import ChildEnded
-from slurmlight.train.rollouts.leash import hold
 from slurmlight.train.seed.hooks import Death
+from slurmlight.train.seed.leash import leash
 
 DEATHS_IN_A_ROW = 3  # a runner, without an episode ended in between: then replacing them is no cure
 _END_S = 5.0
@@ -56,8 +58,9 @@ class NursedRunners(ClientServerExecutionStrategy):
             code = self.nurse and self.nurse.exitcode
             raise ChildEnded(f"the nurse of the runners {_how(code)}; start the run again, it resumes from its last checkpoint")
         found = []
-        while self._told.poll():
-            found.append(self._told.recv())
+        with contextlib.suppress(EOFError):  # the nurse is gone: the next call says so
+            while self._told.poll():
+                found.append(self._told.recv())
         self._deaths += len(found)
         for death in found:
             print(f"{death.worker} {death.how}; its episode is failed and it is replaced", file=sys.stderr, flush=True)
@@ -91,8 +94,8 @@ class NursedRunners(ClientServerExecutionStrategy):
 
     def _tend(self, runner: Any, store: Any, telling: Connection) -> None:
         os.setsid()  # Ctrl-C is the trainer's to handle
-        hold()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        leash()
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         count = self.n_runners
         runners = {worker: self._fork(runner, store, worker) for worker in range(count)}
@@ -105,8 +108,9 @@ class NursedRunners(ClientServerExecutionStrategy):
                 telling.send(Death(f"Worker-{worker}", _how(process.exitcode)))
                 runners[count] = self._fork(runner, store, count)
                 count += 1
+        deadline = time.monotonic() + _END_S / 2
         for process in runners.values():
-            process.join(_END_S / 2)
+            process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
 
     def _fork(self, runner: Any, store: Any, worker: int) -> Any:
@@ -115,7 +119,7 @@ class NursedRunners(ClientServerExecutionStrategy):
         return process
 
     def _be_runner(self, runner: Any, store: Any, worker: int) -> None:
-        hold()
+        leash()
         log = os.open(self.logs / f"runner-{worker % self.n_runners + 1}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)

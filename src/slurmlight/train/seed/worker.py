@@ -18,25 +18,7 @@ from verl.workers.fsdp_workers import AsyncActorRolloutRefWorker
 from verl.workers.rollout import vllm_rollout
 from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMAsyncRollout
 
-from slurmlight.train.seed.hooks import FAILURE, SCRATCH
-
-
-class WorkerFailed(RuntimeError):
-    """A vLLM worker raised."""
-
-
-class Failure:
-    """An answer that raises WorkerFailed where it is unpickled, which is in vLLM's engine process."""
-
-    def __init__(self, told: str) -> None:
-        self.told = told
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return _raise, (self.told,)
-
-
-def _raise(told: str) -> None:
-    raise WorkerFailed(told)
+from slurmlight.train.seed.failure import SCRATCH, Failure, note
 
 
 class Rollout(vLLMAsyncRollout):
@@ -66,7 +48,7 @@ class Rollout(vLLMAsyncRollout):
                 traceback.print_exc()
                 name = method if isinstance(method, str) else "a function"
                 told = f"the vLLM worker failed in {name}: {type(error).__name__}: {error}"
-                Path(os.environ[SCRATCH], FAILURE).write_text(told)
+                note(told)
                 answer = Failure(told)
             self.socket.send(pickle.dumps(answer))
 
