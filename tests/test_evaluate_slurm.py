@@ -18,7 +18,6 @@ import pytest
 
 from slurmlight import chaining, evaljobs, evaluating, launching
 from slurmlight.chaining import Chained
-from slurmlight.cluster import overview
 from slurmlight.errors import UserError
 from slurmlight.evaluate.store import read_parts
 from slurmlight.files import read_json
@@ -176,7 +175,8 @@ def test_the_chain_of_a_training_that_failed_is_made_anew(home: Path, pointed: S
     before = job_of(then.plan.run_folder)
     pointed.run("scancel", str(job_of(plan.run_folder)))
     pointed.wait_job(before, "CANCELLED")
-    assert f"job {job_of(plan.run_folder)} did not end as asked" in overview.look(RunFolder(then.plan.run_folder)).says
+    assert evaljobs.see_through(then.plan) == 1
+    assert f"(cancelled by Slurm: job {job_of(plan.run_folder)} did not end as asked)" in capfd.readouterr().err
     runs.wait_for(lambda: not launching.active_job(RunFolder(plan.run_folder)), "the end of the training job", PATIENCE_S)
 
     assert chaining.start(plan, preset, "test", then, fresh=False, follow=False) == 0

@@ -173,12 +173,19 @@ def farewell(run: RunFolder) -> int:
     if outcome.get("state") == "finished" or (not outcome and run.finished()):
         return 0
     if not outcome:
-        tell(f"run {run.name} ended without a word; see {run.path / 'submitit'} and launch it again to go on")
+        tell(
+            f"run {run.name} ended without a word{_slurms_words(run)}; see {run.path / 'submitit'} and launch it again to go on"
+        )
         return 1
     tell(
         f"run {run.name} {outcome.get('state')}: {outcome.get('cause')}; {outcome.get('action') or 'launch it again to go on'}"
     )
     return int(outcome.get("code") or {"stopped": 75}.get(str(outcome.get("state")), 1))
+
+
+def _slurms_words(run: RunFolder) -> str:
+    job = read_json(run.job) or {}
+    return f" ({slurm.job_state(str(job.get('job_id'))).says})" if job.get("cluster") == "slurm" else ""
 
 
 def tell(line: str) -> None:
