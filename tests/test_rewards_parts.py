@@ -284,6 +284,18 @@ def test_a_reward_that_fails_later_fails_its_episode(own: Path) -> None:
         rewards(judged(played(turn("write", "SELECT 'moody'", "rows"))))
 
 
+def test_the_judge_of_a_run_gives_such_an_episode_no_reward(own: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(own))
+    mix = 'reward=[{name="execution_match",weight=0.6},{name="moody",weight=0.4,file="own.py"}]'
+    judge = make_judge(presets.load("tiny", [mix]))
+    good, bad = ("SELECT name FROM emp", "SELECT name AS moody FROM emp")
+    score = judge(played(turn("write", good, "rows")), good, [database])
+    assert score.reward == 1.0 and score.parts is not None
+    assert score.parts.rewards == {"execution_match": 1.0, "moody": 1.0}
+    with pytest.raises(compose.RewardFailed, match="returned nan"):
+        judge(played(turn("write", bad, "rows")), good, [database])
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [

@@ -13,6 +13,7 @@ import pytest
 
 from slurmlight import presets
 from slurmlight.runfolder import RunFolder
+from slurmlight.train import main as payload
 from slurmlight.train.checkpoints import scan
 from slurmlight.train.embedded.fallback import fallbacks
 from tests.test_train_embedded import rows, train
@@ -100,6 +101,19 @@ def test_an_alarm_stops_the_run_for_a_person(home: Path) -> None:
     (line,) = [line for line in said.splitlines() if line.startswith("slurmlight: ")]
     assert "KL blow-up at step 1" in line and "step 1 is saved" in line and "stability.on_alarm=fallback" in line
     assert [one.step for one in scan(run) if one.complete] == [1]
+
+
+def test_a_reward_that_returns_nan_is_refused_before_anything_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(payload, "_listen", lambda run: None)  # the signals of a test process are pytest's
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(home))
+    (home / "own.py").write_text("def own(judged): return float('nan')\n")
+    run = make_run(home, "nan", ['reward=[{name="own",file="own.py"}]'])
+    assert payload.main([str(run)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "reward 'own' returned nan" in said and len(said.splitlines()) == 1
+    assert not list(run.glob("attempts/*/gateway.log"))
 
 
 def test_a_learning_rate_times_30_raises_the_alarm_and_recovers(tmp_path: Path) -> None:
