@@ -11,7 +11,12 @@ from slurmlight.errors import UserError
 from slurmlight.presets import load
 from slurmlight.train.seed import config
 
-TINY = ("engine.name=verl", "engine.stack=seed", "actor_rollout_ref.rollout.name=vllm")
+TINY = (
+    "engine.name=verl",
+    "engine.stack=seed",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+)
 RUN = Path("/run")
 
 
@@ -80,7 +85,7 @@ def test_preset_keys_arrive_under_the_same_names() -> None:
     ("key", "near"),
     [
         ("verl.trainer.save_freqq=3", "save_freq"),
-        ("verl.actor_rollout_ref.rollout.max_num_batched_token=3", "max_num_batched_tokens"),
+        ("verl.actor_rollout_ref.rollout.max_model_length=3", "max_model_len"),
         ("verl.actor_rollout_ref.actor.ppo_epoch=3", "ppo_epochs"),
         ("verl.trianer.nnodes=3", "trainer"),
     ],
