@@ -14,7 +14,8 @@ from slurmlight.errors import UserError
 from slurmlight.presets import Preset
 from slurmlight.presets.learning import CreditSection
 from slurmlight.train.credit import of_calls, shares
-from slurmlight.train.embedded.batch import make_batch, parts_of
+from slurmlight.train.embedded.batch import make_batch
+from slurmlight.train.parts import part_metrics
 from slurmlight.train.rollouts.play import Call, Job, Played
 
 MIX = 'reward=[{name="execution_match",weight=0.6},{name="process",weight=0.4}]'
@@ -121,13 +122,14 @@ def test_equal_rewards_teach_nothing_whatever_the_credit() -> None:
 
 
 def test_parts_are_told_apart() -> None:
-    played = [episode(0.8, 1, [1.0]), episode(0.5, 1, [0.0]), Played(Job("", {}, True), error="lost")]
-    assert parts_of(played, "training/") == {
-        "training/reward/execution_match": 1.0,
-        "training/reward/process": 0.5,
-        "training/execution_match": 1.0,
-    }
-    assert parts_of([episode(1.0, 1)], "training/") == {}, "execution match alone is the reward itself"
+    told = [
+        {"reward": 0.8, "rewards": {"execution_match": 1.0, "process": 0.5}, "plain": 1.0},
+        {"reward": 0.2, "rewards": {"execution_match": 0.0, "process": 0.5}, "plain": 0.0},
+    ]
+    parts = {"reward/execution_match": 0.5, "reward/process": 0.5, "execution_match": 0.5}
+    assert part_metrics(told, "training") == {f"training/{name}": value for name, value in parts.items()}
+    assert part_metrics(told, "val") == {f"val/{name}": value for name, value in parts.items()} | {"val/shaped_reward": 0.5}
+    assert part_metrics([], "training") == {}, "execution match alone is the reward itself"
 
 
 @pytest.mark.parametrize(

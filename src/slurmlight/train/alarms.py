@@ -1,6 +1,6 @@
 """Signs that a policy is being ruined, read from the rows of metrics, the same in every engine: what is seen, and why, likely.
 
-A metric that an engine does not write raises no alarm (verl writes actor/entropy only where it computes it).
+A metric that an engine does not write raises no alarm.
 """
 
 from __future__ import annotations

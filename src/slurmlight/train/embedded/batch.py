@@ -10,6 +10,7 @@ from slurmlight.tracking.names import REWARD
 from slurmlight.train.credit import of_calls
 from slurmlight.train.embedded.actor import Row
 from slurmlight.train.embedded.grpo import advantages, scale
+from slurmlight.train.parts import part_metrics
 from slurmlight.train.rollouts.play import Played
 
 
@@ -66,18 +67,8 @@ def statistics(played: Sequence[Played], batch: Batch) -> dict[str, float]:
     }
     if rewards:
         row[REWARD] = sum(rewards) / len(rewards)
-    row |= parts_of(played, "training/")
+    row |= part_metrics([one.parts for one in played if one.parts], "training")
     if calls:
         row["prompt_length/mean"] = sum(len(call.prompt) for call in calls) / len(calls)
         row["response_length/mean"] = sum(len(call.response) for call in calls) / len(calls)
     return row
-
-
-def parts_of(played: Sequence[Played], prefix: str) -> dict[str, float]:
-    """Means of what a composed reward consists of, and of plain execution match; nothing where there are no parts."""
-    told = [one.parts for one in played if one.parts and one.reward is not None]
-    if not told:
-        return {}
-    names = told[0]["rewards"]
-    parts = {f"{prefix}reward/{name}": sum(one["rewards"][name] for one in told) / len(told) for name in names}
-    return parts | {f"{prefix}execution_match": sum(one["plain"] for one in told) / len(told)}

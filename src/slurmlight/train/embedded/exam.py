@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slurmlight.agents.contract import SqlTask
-from slurmlight.train.embedded.batch import parts_of
-from slurmlight.train.rollouts.play import Job, Played, Playground
+from slurmlight.train.parts import part_metrics
+from slurmlight.train.rollouts.play import Job, Playground
 from slurmlight.train.rollouts.sql_row import to_row
 
 
@@ -50,12 +50,6 @@ def examine(playground: Playground, tasks: Sequence[SqlTask], name: str, progres
         for task, one in scored
     )
     right = sum(one.reward or 0.0 for _, one in scored)
-    return Exam(right, len(scored), len(played) - len(scored), answers, _shaped(played))
-
-
-def _shaped(played: Sequence[Played]) -> dict[str, float]:
-    """What a composed reward would have paid, and its parts."""
-    told = [one.parts["reward"] for one in played if one.parts]
-    if not told:
-        return {}
-    return parts_of(played, "val/") | {"val/shaped_reward": sum(told) / len(told)}
+    return Exam(
+        right, len(scored), len(played) - len(scored), answers, part_metrics([one.parts for one in played if one.parts], "val")
+    )

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from slurmlight.errors import UserError
+from slurmlight.rewards.compose import rehearse
+from slurmlight.runfolder import home
 from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train import modelfolder
+from slurmlight.train.alarms import ALARMS, Alarm
 from slurmlight.train.checkpoints import Resume, clean_up, resume_point
 from slurmlight.train.embedded.prepare import load_splits, make_tiny
 from slurmlight.train.embedded.report import Reporter
+from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.engine import Outcome, TrainingRun
 from slurmlight.train.lengths import fitting
 from slurmlight.train.rollouts.gateway import GatewayApi
@@ -57,6 +61,8 @@ class _Attempt:
         self.report = Reporter(run)
         self.tracker: Tracker | None = None
         self.looked = False
+        self.steady = Steady(run.preset)
+        self.ruined: Alarm | None = None
 
     def train(self) -> Outcome:
         resume = self._resume()
@@ -78,6 +84,7 @@ class _Attempt:
 
     def _rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         preset = self.preset
+        rehearse(preset.reward, home())
         if preset.warmstart is not None:
             make_tiny(preset, lambda step, steps, loss: self.report.beat("warm start", f"{step}/{steps} loss {loss:.3f}"))
         for line in modelfolder.check(Path(preset.actor_rollout_ref.model.path)):
@@ -100,6 +107,8 @@ class _Attempt:
         from slurmlight.train.verl.trainer import Hooks, Rules
 
         preset, folder = self.preset, self.run.folder
+        self.steady.go_back(folder.metric_rows(), resume.step)
+        self.steady.refuse(resume.step)
         settings = config.build(preset, folder=folder.path, gpus=self.gpus, nodes=self.nodes)
         start.check(settings, self.gpus, self.nodes)
         service = self.stack.enter_context(RolloutService(folder.path, preset, folder.attempt(self.run.attempt)))
@@ -123,6 +132,7 @@ class _Attempt:
             timeout_s=preset.runner.rollout_timeout_s,
             max_failed_share=preset.runner.max_failed_share,
             validate_first=self._validate_first(resume),
+            credit=preset.credit,
         )
         hooks = Hooks(
             beat=self._beat,
@@ -133,7 +143,10 @@ class _Attempt:
             episode_ended=service.pool.episode_ended,
             save=self._save,
         )
-        return trainer.prepare(hooks, rules, resume).run()
+        outcome = trainer.prepare(hooks, rules, resume).run()
+        if self.ruined and not outcome.finished:
+            raise Ruined(f"stopped by an alarm: {self.ruined}; step {outcome.step} is saved", MEND)
+        return outcome
 
     def _validate_first(self, resume: Resume) -> bool:
         """Before the first step of a run, once: an attempt that ended after that validation has left its row."""
@@ -150,8 +163,16 @@ class _Attempt:
     def _log(self, step: int, metrics: dict[str, Any]) -> None:
         assert self.tracker is not None
         row = {STEP: step} | {name: value for name in metrics if (value := number(metrics, name)) is not None}
+        if (entropy := number(metrics, "actor/entropy_loss")) is not None:  # verl 0.9's name of it
+            row["actor/entropy"] = entropy
+        alarms = self.steady.look(row) if step else []
+        row |= {ALARMS: len(self.steady.alarms)} if self.steady.alarms else {}
         self.tracker.log(row)
         self.report.note_row(row, self.tracker.seconds_per_step)
+        for alarm in alarms:
+            self.tracker.say(f"alarm: {alarm}")
+        if alarms and self.preset.stability.on_alarm == "stop":
+            self.ruined = alarms[0]
         if step and not self.looked:
             self.looked = True
             for line in idle_gpus(self.gpus):
@@ -159,7 +180,7 @@ class _Attempt:
 
     def _stop_asked(self) -> bool:
         request = self.run.folder.stop_request()
-        return request is not None and request.attempt >= self.run.attempt
+        return self.ruined is not None or (request is not None and request.attempt >= self.run.attempt)
 
     def _save(self, step: int, write: Callable[[Path], None]) -> None:
         trainer, folder = self.preset.trainer, self.run.folder

@@ -18,9 +18,12 @@ from agentlightning.verl.trainer import AgentLightningRayPPOTrainer
 from verl.trainer.ppo.metric_utils import compute_throughout_metrics, compute_timing_metrics
 from verl.utils.profiler.performance import marked_timer
 
+from slurmlight.presets.learning import CreditSection
 from slurmlight.train.checkpoints import Resume
 from slurmlight.train.engine import Outcome
+from slurmlight.train.parts import part_metrics
 from slurmlight.train.rollouts.play import TooManyFailed
+from slurmlight.train.verl import credit
 
 MAX_EMPTY_STEPS = 3  # steps in a row without a usable row before the attempt ends
 POLL_S = 0.05
@@ -48,14 +51,16 @@ class Rules:
     timeout_s: float
     max_failed_share: float
     validate_first: bool
+    credit: CreditSection
 
 
 class Rollouts(AglRolloutManager):
     """Agent-Lightning's manager, made finite and quick: it waits only while runners live, failed episodes never train, and
     it asks the gateway what has ended instead of asking after every open episode in turn."""
 
-    def guard(self, rules: Rules, hooks: Hooks, progress: Callable[[str], None]) -> None:
-        self.rules, self.hooks, self.progress = rules, hooks, progress
+    def guard(self, rules: Rules, hooks: Hooks, progress: Callable[[str], None], told: list[dict[str, Any]]) -> None:
+        """``told`` gets what each episode says of the parts of its reward."""
+        self.rules, self.hooks, self.progress, self.told = rules, hooks, progress, told
         self.failed = 0
 
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
@@ -101,6 +106,7 @@ class Rollouts(AglRolloutManager):
     def _good(self, done: list[CompletedRollout]) -> list[CompletedRollout]:
         good = [one for one in done if one.rollout_state == RolloutState.SUCCEEDED and one.final_reward is not None]
         self.failed = len(done) - len(good)
+        self.told += [event["data"] for one in good for event in one.triplet_events if event["event_type"] == "parts"]
         first = next((one.error_message for one in done if one.error_message), "no reason given")
         if self.failed:
             print(f"{self.failed} of {len(done)} episodes have no reward, the first: {first}", flush=True)
@@ -115,6 +121,7 @@ class Trainer(AgentLightningRayPPOTrainer):
     def prepare(self, hooks: Hooks, rules: Rules, resume: Resume) -> Trainer:
         self.hooks, self.rules, self.resume = hooks, rules, resume
         self.empty_steps, self.save_seconds = 0, 0.0
+        self.told: list[dict[str, Any]] = []
         return self
 
     def run(self) -> Outcome:
@@ -148,6 +155,7 @@ class Trainer(AgentLightningRayPPOTrainer):
         if batch is not None:
             metrics |= compute_timing_metrics(batch=batch, timing_raw=timing)
             metrics |= compute_throughout_metrics(batch, timing, self.resource_pool_manager.get_n_gpus())
+        metrics |= part_metrics(self.told, "training")
         metrics |= {
             "training/n_failed_rollouts": self.manager.failed,
             "training/epoch": (step - 1) // len(self.train_dataloader) + 1,
@@ -165,6 +173,7 @@ class Trainer(AgentLightningRayPPOTrainer):
 
     def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> tuple[dict[str, Any], Any] | None:
         self._phase("rollout")
+        self.told.clear()
         try:
             return super()._train_step(timing_raw, curr_step_profile)
         except RuntimeError as error:
@@ -180,14 +189,20 @@ class Trainer(AgentLightningRayPPOTrainer):
             raise TooManyFailed(f"{self.empty_steps} steps in a row gave no row to train on")
 
     def _rollout(self, gen_batch: Any, is_train: bool) -> tuple[Any, dict[str, Any]]:
-        out = super()._rollout(gen_batch, is_train)
+        rows, metrics = super()._rollout(gen_batch, is_train)
+        if is_train:
+            credit.mark(rows, self.rules.credit)
         self._phase("update" if is_train else "validate")
-        return out
+        return rows, metrics
+
+    def _update_actor(self, batch: Any) -> Any:
+        credit.apply(batch)
+        return super()._update_actor(batch)
 
     def _make_rollout_manager(self, manager_cls: type) -> Any:
         """``manager_cls`` is Agent-Lightning's choice (always the synchronous one here)."""
         self.manager = super()._make_rollout_manager(Rollouts)
-        self.manager.guard(self.rules, self.hooks, lambda note: self._phase(self.phase, note))
+        self.manager.guard(self.rules, self.hooks, lambda note: self._phase(self.phase, note), self.told)
         return self.manager
 
     def _phase(self, name: str, note: str = "") -> None:
@@ -197,7 +212,9 @@ class Trainer(AgentLightningRayPPOTrainer):
     def _validation(self) -> dict[str, Any]:
         started = time.perf_counter()
         self._phase("validate")
+        self.told.clear()
         metrics = self._validate() | {"val/n_failed_rollouts": self.manager.failed}
+        metrics |= part_metrics(self.told, "val")
         return metrics | {"timing_s/testing": time.perf_counter() - started}
 
     def _save(self) -> None:
