@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from slurmlight.rewards.sql import Verdict, execution_match
 from slurmlight.sql.schema import read_schema
 from slurmlight.train.rollouts.sql_player import learned, make_judge
 from tests import sqlbed
+from tests.shared import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -260,6 +264,14 @@ def test_a_wrong_reward_file_is_refused_before_it_is_run(own: Path, name: str, f
     with pytest.raises(UserError) as refused:
         user.look_at(own / file, name)
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_launch_with_a_wrong_reward_file_submits_nothing(own: Path) -> None:
+    mix = 'reward=[{name="absent",file="own.py"}]'
+    command = [sys.executable, str(REPOSITORY / "launch.py"), "--preset", "tiny", "--cluster", "local", "--set", mix]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=own, env=os.environ | {"SLURMLIGHT_HOME": str(own)})
+    assert done.returncode == 2 and "no function of that name" in done.stderr + done.stdout
+    assert not (own / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
