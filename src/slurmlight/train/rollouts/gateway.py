@@ -21,6 +21,7 @@ from slurmlight.train.rollouts.children import Child, ChildEnded, free_port
 
 KEY_NAME = "AGL_KEY"
 _START_S = 60.0
+_DYING_S = 5.0  # after a broken connection: how long to wait for the server's end, to name it rather than the connection
 _TRIES = 3  # a free port may be taken between the look and the bind
 
 
@@ -76,6 +77,14 @@ class Gateway:
         """Raises ChildEnded where the server is gone (or goes within ``patience_s``): with it go all episodes under way."""
         if self.child.ends_within(patience_s):
             raise ChildEnded(f"the {self.child.ending()}; start the run again, it resumes from its last checkpoint")
+
+    def gone(self, error: httpx.HTTPError) -> ChildEnded:
+        """What to raise where ``error`` ended a call: the server's end, which a broken connection may be ahead of."""
+        try:
+            self.check(_DYING_S)
+        except ChildEnded as ended:
+            return ended
+        return ChildEnded(f"the gateway does not answer ({error}); see {self.child.log}")
 
     def _start(self) -> Child:
         server = str(Path(sys.executable).with_name("agl-server"))

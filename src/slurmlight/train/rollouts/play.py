@@ -16,13 +16,11 @@ from typing import Any
 
 import httpx
 
-from slurmlight.train.rollouts.children import ChildEnded
 from slurmlight.train.rollouts.gateway import Gateway
 from slurmlight.train.rollouts.pool import RunnerPool
 from slurmlight.train.rollouts.runner import BLOCKED, TIMEOUT
 
 _POLL_S = 0.03
-_DYING_S = 5.0  # after a broken connection: how long to wait for the server's end, to name it rather than the connection
 _TRIES = 2  # an episode that failed for another reason than its own slowness is played once more, with the same seed
 
 
@@ -86,8 +84,7 @@ class Playground:
         try:
             return self._play(jobs, progress)
         except httpx.HTTPError as error:
-            self.gateway.check(_DYING_S)
-            raise ChildEnded(f"the gateway does not answer ({error}); see {self.gateway.child.log}") from error
+            raise self.gateway.gone(error) from error
 
     def _play(self, jobs: Sequence[Job], progress: Callable[[int], None]) -> list[Played]:
         self._cleaning.result()

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from slurmlight.errors import UserError
 from slurmlight.rewards.compose import rehearse
 from slurmlight.runfolder import home
@@ -143,7 +145,10 @@ class _Attempt:
             episode_ended=service.pool.episode_ended,
             save=self._save,
         )
-        outcome = trainer.prepare(hooks, rules, resume).run()
+        try:
+            outcome = trainer.prepare(hooks, rules, resume).run()
+        except httpx.HTTPError as error:  # in one of Agent-Lightning's own calls
+            raise service.gateway.gone(error) from error
         if self.ruined and not outcome.finished:
             raise Ruined(f"stopped by an alarm: {self.ruined}; step {outcome.step} is saved", MEND)
         return outcome
