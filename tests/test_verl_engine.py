@@ -52,7 +52,7 @@ train_batch_size = 4
 
 [actor_rollout_ref.actor]
 ppo_mini_batch_size = 2
-ppo_micro_batch_size_per_gpu = 8
+ppo_micro_batch_size_per_gpu = 4
 
 [actor_rollout_ref.actor.optim]
 lr = {LR}

@@ -26,7 +26,7 @@ def _errors(preset: Preset) -> Iterator[UserError]:
 
 def _batch(preset: Preset) -> Iterator[UserError]:
     batch, mini = preset.data.train_batch_size, preset.actor_rollout_ref.actor.ppo_mini_batch_size
-    n, gpus = preset.actor_rollout_ref.rollout.n, preset.job.gpus * preset.job.nodes
+    n, gpus = preset.actor_rollout_ref.rollout.n, _ranks(preset)
     if n < 2:
         yield UserError(
             f"actor_rollout_ref.rollout.n={n} with adv_estimator=grpo has no group to compare", "set n to 2 or more"
@@ -35,14 +35,19 @@ def _batch(preset: Preset) -> Iterator[UserError]:
         yield UserError(f"data.train_batch_size={batch} is smaller than ppo_mini_batch_size={mini}", "lower the mini batch")
     if batch % mini:
         yield UserError(f"data.train_batch_size={batch} is not divisible by ppo_mini_batch_size={mini}", "make it a multiple")
-    if gpus and (batch * n) % gpus:
+    if (batch * n) % gpus:
         yield UserError(
             f"train_batch_size x n = {batch} x {n} = {batch * n} is not divisible by {gpus} GPUs", "change one of them"
         )
-    if gpus and (mini * n) % gpus:
+    if (mini * n) % gpus:
         yield UserError(
             f"ppo_mini_batch_size x n = {mini} x {n} = {mini * n} is not divisible by {gpus} GPUs", "change one of them"
         )
+
+
+def _ranks(preset: Preset) -> int:
+    """Processes that share a batch: one a GPU, or one a node where there are none."""
+    return max(preset.job.gpus, 1) * preset.job.nodes
 
 
 def _job(preset: Preset) -> Iterator[UserError]:
@@ -93,8 +98,8 @@ def _engine(preset: Preset) -> Iterator[UserError]:
 
 def _micro_batches(preset: Preset) -> Iterator[UserError]:
     """verl asserts it minutes into the job, after the first rollout (workers/engine/utils.py, workers/fsdp_workers.py)."""
-    parts, gpus = preset.actor_rollout_ref, preset.job.gpus * preset.job.nodes
-    rows = parts.actor.ppo_mini_batch_size * parts.rollout.n // max(gpus, 1)
+    parts = preset.actor_rollout_ref
+    rows = parts.actor.ppo_mini_batch_size * parts.rollout.n // _ranks(preset)
     sizes = {
         "actor.ppo_micro_batch_size_per_gpu": parts.actor.ppo_micro_batch_size_per_gpu,
         "rollout.log_prob_micro_batch_size_per_gpu": parts.rollout.log_prob_micro_batch_size_per_gpu,
@@ -120,8 +125,7 @@ def warnings(preset: Preset) -> list[str]:
         found.append("the seed stack trains on a CPU (make test-seed); on a GPU it has not been run yet: try preset fast first")
     if preset.engine.name == "verl" and preset.engine.stack == "current":
         found.append(
-            "the verl engine has been started on a CPU and on one H200, but no training step has been seen to its end yet; "
-            "try preset fast first"
+            "the verl engine trains on CPUs, through every fault of a job; on GPUs it was started only, so try preset fast first"
         )
     if varying := [part.name for part in preset.reward if part.name in REWARDS and REWARDS[part.name].varies]:
         found.append(f"reward {', '.join(varying)} measures time: a resumed run will not repeat the same bits")
