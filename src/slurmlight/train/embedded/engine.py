@@ -236,9 +236,7 @@ class _Attempt:
         row: dict[str, float] = {}
         with self._timed(row, "testing"):
             exam = self._examine("val")
-        return (
-            row | {VALIDATION: exam.mean, "val/n_rollouts": exam.questions, "val/n_failed_rollouts": exam.failed} | exam.parts
-        )
+        return row | exam.metrics
 
     def _examine(self, split: str, stage: str = "") -> Exam:
         tasks: Sequence[SqlTask] = self.splits[split]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from slurmlight.agents.contract import SqlTask
+from slurmlight.tracking.names import VALIDATION
 from slurmlight.train.parts import part_metrics
 from slurmlight.train.rollouts.play import Job, Playground
 from slurmlight.train.rollouts.sql_row import to_row
@@ -36,8 +37,10 @@ class Exam:
     parts: dict[str, float] = field(default_factory=dict)
 
     @property
-    def mean(self) -> float:
-        return self.right / max(1, self.questions)
+    def metrics(self) -> dict[str, float]:
+        """Of a validation."""
+        mean = self.right / max(1, self.questions)
+        return {VALIDATION: mean, "val/n_rollouts": self.questions, "val/n_failed_rollouts": self.failed} | self.parts
 
 
 def examine(playground: Playground, tasks: Sequence[SqlTask], name: str, progress: Callable[[int], None]) -> Exam:
