@@ -2,12 +2,13 @@
 
 python -m tests.seedbed RUN_FOLDER    trains that run as slurmlight.train.main would, with this player and watched weights
 
-The agent is a graph write -> check -> rewrite whose check does not learn. A row's ``trouble`` makes its episodes raise,
+The agent is a graph write -> check -> rewrite whose check does not learn. A row's ``trouble`` makes its episodes raise, hang,
 block or kill their runner. What seedprobe.py writes and takes is in the run folder too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -60,7 +61,7 @@ class ThreeNodes:
         self.graph = graph.compile()
 
     async def __call__(self, row: Mapping[str, Any], llm: Endpoint) -> Score:
-        _trouble(row)
+        await _trouble(row)
         end = await self.graph.ainvoke({"llm": llm, "question": row["question"], "said": []})
         return Score(float(sum(map(len, (end["said"][0], end["said"][2]))) % 2))
 
@@ -74,8 +75,10 @@ def _node(number: int, name: str) -> Any:
     return call
 
 
-def _trouble(row: Mapping[str, Any]) -> None:
+async def _trouble(row: Mapping[str, Any]) -> None:
     match row.get("trouble"):
+        case "hang":
+            await asyncio.sleep(3600)
         case "raise":
             raise RuntimeError("no cats here")
         case "block":

@@ -121,6 +121,12 @@ def raising(chain: Chain) -> dict[str, Any]:
     return {"error": chain.failing([{"question": "x", "trouble": "raise"}])}
 
 
+def endless(chain: Chain) -> dict[str, Any]:
+    """One episode waits for ever, one lets its runner's event loop stand still."""
+    chain.failing([{"question": "x", "trouble": "hang"}, {"question": "x", "trouble": "block"}])
+    return {"failures": sorted(chain.daemon.failures.values())}
+
+
 def runner_killed(chain: Chain) -> dict[str, Any]:
     """One of two runners is killed in the middle of four episodes; the next batch is whole again."""
     nurse = psutil.Process(chain.parts.runners.nurse.pid)
@@ -144,12 +150,13 @@ def proxy_killed(chain: Chain) -> dict[str, Any]:
     return {"error": chain.failing(REWARD_ROW), "seconds": time.monotonic() - started}
 
 
-SCENARIOS = (rows_of, validation, raising, runner_killed, dying, proxy_killed)
+SCENARIOS = (rows_of, validation, raising, endless, runner_killed, dying, proxy_killed)
 
 
 def main(folder: Path) -> None:
-    from slurmlight.train.seed import fit
+    from slurmlight.train.seed import agent, fit
 
+    agent.GRACE_S = 1.0
     preset = from_json(read_json(folder / "config.json"))
     logs = folder / "attempts/001"
     logs.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ pytest.importorskip("agentlightning.verl.daemon", reason="the seed stack is not 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What each scenario of seedchain printed."""
-    run = seedbed.make_run(tmp_path_factory.mktemp("chain"), overrides=["runner.rollout_timeout_s=30"])
+    run = seedbed.make_run(tmp_path_factory.mktemp("chain"), overrides=["runner.rollout_timeout_s=12"])
     command = [sys.executable, "-m", "tests.seedchain", str(run)]
     env = os.environ | {
         "PYTHONPATH": str(REPOSITORY),
@@ -63,6 +63,13 @@ def test_validation_is_greedy_and_scored(told: dict[str, dict[str, Any]]) -> Non
 
 def test_too_many_failures_end_the_attempt_with_the_first_reason(told: dict[str, dict[str, Any]]) -> None:
     assert told["raising"]["error"] == "TooManyFailed: 2 of 2 episodes failed, the first: RuntimeError: no cats here"
+
+
+def test_an_episode_that_does_not_end_is_ended(told: dict[str, dict[str, Any]]) -> None:
+    hanging, blocking = told["endless"]["failures"][:2], told["endless"]["failures"][2:]
+    assert hanging == ["TimeoutError: no answer within 12 s"] * 2
+    assert len(blocking) == 2
+    assert all(one.startswith("lost: Worker-") and one.endswith("was killed by SIGALRM") for one in blocking)
 
 
 def test_a_killed_runner_costs_its_episode_and_is_replaced(told: dict[str, dict[str, Any]]) -> None:
