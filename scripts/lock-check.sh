@@ -8,6 +8,7 @@ trap 'rm -rf "$work"' EXIT
 modules="torch vllm verl agentlightning ray langgraph swanlab pyarrow"
 for stack in "${@:-seed current}"; do
     for one in $stack; do
+        cp "docker/$one/requirements.lock" "$work/$one.lock" # uv keeps what is in its output where the input still allows it
         scripts/stack-lock.sh "$one" "$work/$one.lock"
         diff "docker/$one/requirements.lock" "$work/$one.lock" || {
             echo "lock-check: docker/$one/requirements.lock is not what its input gives: make stack-lock STACK=$one" >&2
