@@ -166,9 +166,10 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     assert not of_run(run, ""), "processes were left behind"
     done = rows(run)
     assert sorted({row["step"] for row in done}) == list(range(1, STEPS + 1))
-    assert any(row["actor/grad_norm"] > 0 for row in done)
-    # log-probabilities of the same tokens, by vLLM when it made them and by the trainer afterwards: equal but for bfloat16
-    assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.02
+    # vLLM samples with the trainer's weights: their log-probabilities of the same tokens are equal but for bfloat16, at every
+    # step, while a step moves the policy by far more
+    assert max(abs(row["actor/ppo_kl"]) for row in done) > 0.1
+    assert max(abs(row["rollout_corr/kl"]) for row in done) < 0.01
 
     # the newest checkpoint's shards, merged by verl, served by vLLM, asked by the same agent
     command = [Path(sys.executable).with_name("slurmlight"), "eval", "small", "--cluster", "local", "--limit", "12"]

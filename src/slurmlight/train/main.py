@@ -14,11 +14,8 @@ import faulthandler
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from slurmlight.errors import UserError
 from slurmlight.presets.schema import EngineSection
@@ -123,20 +120,5 @@ def _say(error: BaseException | str, code: int) -> int:
     return code
 
 
-def end(run: Callable[[], int]) -> NoReturn:
-    """End this process with the code of ``run``, at once: all it started is gone by then.
-
-    The interpreter's own way out has been seen to take 213 s after a crash in the verl engine, the GPUs still taken.
-    """
-    try:
-        code = run()
-    except BaseException:
-        traceback.print_exc()
-        code = EXIT_CRASHED
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    end(main)
+    sys.exit(main())

@@ -27,6 +27,7 @@ from slurmlight.train.verl import credit
 
 MAX_EMPTY_STEPS = 3  # steps in a row without a usable row before the attempt ends
 POLL_S = 0.05
+RETRIES = 2  # of a call to the gateway, which is on this machine (2 + 4 s); Agent-Lightning's ten take minutes to see it dead
 GRACE_S = 30.0  # beyond an episode's time-out, which its runner enforces
 
 
@@ -62,6 +63,7 @@ class Rollouts(AglRolloutManager):
         """``told`` gets what each episode says of the parts of its reward."""
         self.rules, self.hooks, self.progress, self.told = rules, hooks, progress, told
         self.failed = 0
+        self.client.max_retries = RETRIES
 
     def enqueue_and_wait_until_completed(self, data: dict[str, Any], *, is_train: bool) -> list[CompletedRollout]:
         """The episodes that can be learned from or scored. Raises TooManyFailed."""
