@@ -118,4 +118,6 @@ def _engine(_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from slurmlight.train.main import end
+
+    end(main)
