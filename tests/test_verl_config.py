@@ -14,7 +14,12 @@ pytestmark = pytest.mark.stack
 pytest.importorskip("verl", reason="verl is not installed (requirements-stack.lock)")
 pytest.importorskip("agentlightning.verl", reason="verl is not installed (requirements-stack.lock)")
 
-TINY = ("engine.name=verl", "engine.stack=current", "actor_rollout_ref.rollout.name=vllm")
+TINY = (
+    "engine.name=verl",
+    "engine.stack=current",
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+)
 
 
 def build(preset: str = "tiny", *overrides: str, gpus: int = 0) -> Any:
