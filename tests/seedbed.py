@@ -118,6 +118,4 @@ def _engine(_: Any) -> Any:
 
 
 if __name__ == "__main__":
-    from slurmlight.train.main import end
-
-    end(main)
+    sys.exit(main())
