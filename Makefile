@@ -24,7 +24,7 @@ test: setup stack
 	@bash scripts/slurm-packages.sh
 	$(PY) -m pytest
 
-# The seed stack's tests, in an environment of their own (11 GB, about 10 minutes).
+# The seed stack's tests, in an environment of their own (11 GB, about a quarter of an hour).
 test-seed: setup
 	@bash scripts/seed-env.sh
 	.venv-seed/bin/python -m pytest -m seed tests/test_seed_*.py
