@@ -125,7 +125,7 @@ def warnings(preset: Preset) -> list[str]:
         found.append("the seed stack trains on a CPU (make test-seed); on a GPU it has not been run yet: try preset fast first")
     if preset.engine.name == "verl" and preset.engine.stack == "current":
         found.append(
-            "the verl engine trains on CPUs, through every fault of a job; on GPUs it was started only: try preset fast first"
+            "the verl engine trains on CPUs, through the faults of a job; on GPUs it was started only: try preset fast first"
         )
     if varying := [part.name for part in preset.reward if part.name in REWARDS and REWARDS[part.name].varies]:
         found.append(f"reward {', '.join(varying)} measures time: a resumed run will not repeat the same bits")
