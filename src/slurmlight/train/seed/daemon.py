@@ -46,7 +46,7 @@ class Daemon(AgentModeDaemon):
         self.failures: dict[str, str] = {}
         while waiting:
             for death in self.hooks.alive():
-                await self._bury(death.worker, death.how)
+                await self._bury(death.worker, death.how, waiting)
             ended = await self.store.wait_for_rollouts(rollout_ids=list(waiting), timeout=0)
             for rollout in ended:
                 waiting.discard(rollout.rollout_id)
@@ -56,11 +56,11 @@ class Daemon(AgentModeDaemon):
                 await asyncio.sleep(POLL_S)
         self._judge(total)
 
-    async def _bury(self, worker: str, how: str) -> None:
+    async def _bury(self, worker: str, how: str, waiting: set[str]) -> None:
         """Fail the episode that a dead runner had."""
         known = await self.store.get_worker_by_id(worker)
         rollout, attempt = (known.current_rollout_id, known.current_attempt_id) if known else (None, None)
-        if rollout and attempt and rollout not in self._completed_rollouts_v0:
+        if rollout in waiting:
             self.failures[rollout] = f"lost: {worker} {how}"
             await self.store.update_attempt(rollout, attempt, status="failed")
 
@@ -73,6 +73,7 @@ class Daemon(AgentModeDaemon):
             calls = played.triplets or []
             if played.final_reward is not None and calls and all(map(_whole, calls)):
                 self._completed_rollouts_v0[name] = played
+                self.failures.pop(name, None)  # its runner died when all was told
                 return
             self.failures[name] = "no call of a learning node with token ids and a reward was recorded"
         elif name not in self.failures:
@@ -97,7 +98,8 @@ class Daemon(AgentModeDaemon):
         self.hooks.beat(global_steps, "update", "")
         played = self._completed_rollouts_v0
         calls = sum(len(one.triplets) for one in played.values())
-        for one in played.values():
+        merged = self.trace_aggregator.get("level", "transition") != "transition"  # later prompts are parts of a row then
+        for one in () if merged else played.values():
             one.triplets = [call for call in one.triplets if len(call.prompt["token_ids"]) <= max_prompt_length]
         fitting = sum(len(one.triplets) for one in played.values())
         if not fitting:
