@@ -22,7 +22,7 @@ tiny: setup
 
 test: setup stack
 	@bash scripts/slurm-packages.sh
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The seed stack's tests, in an environment of their own (11 GB, about a quarter of an hour).
 test-seed: setup
@@ -39,6 +39,8 @@ bench-tiny bench-sql bench-slurm bench-eval bench-learning: setup
 lock:
 	uv pip compile --quiet --python-version 3.12 --generate-hashes --no-header --no-annotate --extra train --extra dev \
 	    $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) pyproject.toml -o requirements.lock
+	sed -i "1i # Every package of .venv with its hashes; compiled from pyproject.toml by 'make lock'. One Python: 3.12." \
+	    requirements.lock
 
 # The pinned images and their locks (docs/images.md): make image STACK=seed, make stack-lock STACK=seed (needs uv),
 # make lock-check (on demand: installs 20 GB).
