@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,13 @@ def test_what_this_environment_saves_is_told_apart(tmp_path: Path) -> None:
 
     trainbed.write_model(tmp_path / "models/random")
     assert bool(too_new_for_seed(tmp_path / "models/random")) is (int(transformers.__version__.split(".")[0]) >= 5)
+
+
+def test_the_seed_engine_refuses_another_stack() -> None:
+    from slurmlight.train.seed.engine import check_installed
+
+    if version("agentlightning").startswith("0.3."):
+        check_installed()
+    else:
+        with pytest.raises(UserError, match=r"agentlightning 1\.0.*seed image"):
+            check_installed()

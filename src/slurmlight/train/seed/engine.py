@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,19 @@ _LOCAL = {  # AgentOps and litellm: no log file in the current folder, no links 
 STORE_GRACE_S = 40.0  # beyond an episode's time-out, which its runner enforces: then the store gives it up
 
 
+def check_installed() -> None:
+    """Raises UserError where this Python holds another stack, or none."""
+    try:
+        have = version("agentlightning")
+    except PackageNotFoundError:
+        have = "none"
+    if not have.startswith("0.3."):
+        raise UserError(
+            f"the seed stack is not in this Python ({sys.executable}, agentlightning {have})",
+            "give the job the seed image (docs/images.md), or an environment of docker/seed/requirements.lock",
+        )
+
+
 class SeedEngine:
     """``train.engine.Engine`` by verl 0.5, vLLM 0.10 and Agent-Lightning 0.3; without GPUs the CPU stands for one."""
 
@@ -49,7 +64,8 @@ class SeedEngine:
         self.player = player
 
     def train(self, run: TrainingRun) -> Outcome:
-        """Raises UserError (bad preset, data or model, found before anything is started) and whatever the parts raise."""
+        """Raises UserError (environment, preset, data or model; before anything is started), and whatever the parts raise."""
+        check_installed()
         scratch = Path(tempfile.mkdtemp(prefix="sl-"))  # short: socket paths end at 107 bytes
         try:
             return _Attempt(run, self.player, scratch).train()
