@@ -130,6 +130,8 @@ def _init(folder: RunFolder, mode: Mode) -> Any:
     }
     if mode == "cloud":
         asked["resume"] = "allow"
+    elif swanlab.__version__.startswith("0.7."):
+        del asked["id"]  # which the seed stack's version takes in the cloud only
     return swanlab.init(**asked)
 
 
