@@ -4,26 +4,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from slurmlight.errors import UserError, unknown_name
-from slurmlight.presets import Preset, to_json
+from slurmlight.presets import Preset
+from slurmlight.train.verlkeys import check_known, from_preset
 
-# Keys of the preset that this kit acts on itself; verl has no key of that name or must not act on it.
-KIT_ONLY = {
-    *(f"data.{name}" for name in ("train_files", "val_files", "test_files", "unseen_files", "database_dir", "instances")),
-    *(f"trainer.{name}" for name in ("logger", "keep_best", "keep_every", "max_actor_ckpt_to_keep", "resume_mode")),
-    "actor_rollout_ref.rollout.enable_auto_tool_choice",
-    "actor_rollout_ref.rollout.tool_call_parser",
-}
 # Sections that take any key: verl hands them to somebody else.
 FREE = ("actor_rollout_ref.model.override_config", "actor_rollout_ref.rollout.engine_kwargs", "ray_kwargs.ray_init")
 
@@ -38,7 +28,7 @@ def build(preset: Preset, *, folder: Path, gpus: int, nodes: int) -> DictConfig:
         config = compose("config")
     with open_dict(config):
         for values in (
-            _from_preset(preset),
+            from_preset(preset),
             _kit(preset, folder, max(gpus, 1), nodes),
             {} if gpus else _cpu(preset),
             preset.verl,
@@ -46,19 +36,6 @@ def build(preset: Preset, *, folder: Path, gpus: int, nodes: int) -> DictConfig:
             for name, value in values.items():
                 _set(config, name, value)
     return config
-
-
-def _from_preset(preset: Preset) -> dict[str, Any]:
-    table = to_json(preset)
-    sections = {name: table[name] for name in ("data", "algorithm", "actor_rollout_ref", "trainer")}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in _flat(sections) if name not in KIT_ONLY}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in table.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(f"{prefix}{name}", value)]
-    return found
 
 
 def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
@@ -115,24 +92,5 @@ def _cpu(preset: Preset) -> dict[str, Any]:
 
 def _set(config: DictConfig, name: str, value: Any) -> None:
     if not any(name == free or name.startswith(f"{free}.") for free in FREE):
-        _known(config, name)
+        check_known(config, name)
     OmegaConf.update(config, name, value, merge=False, force_add=True)
-
-
-def _known(config: DictConfig, name: str) -> None:
-    node: Any = config
-    *parents, leaf = name.split(".")
-    for depth, part in enumerate([*parents, leaf]):
-        if not isinstance(node, DictConfig):
-            raise UserError(f"verl key '{name}': '{'.'.join(parents[:depth])}' is a value, not a section", "check the name")
-        valid = set(map(str, node.keys())) | _fields(node)  # "in node" is false for mandatory values that are still missing
-        if part not in valid:
-            section = ".".join(parents[:depth])
-            raise unknown_name(f"verl key under {section or 'the root'}:", part, valid)
-        node = node._get_node(part)
-
-
-def _fields(node: DictConfig) -> set[str]:
-    """The fields of the dataclass that verl makes of a section; its YAML files do not list all of them."""
-    target = node.get("_target_")
-    return {field.name for field in dataclasses.fields(get_class(target))} if target else set()
