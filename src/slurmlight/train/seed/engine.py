@@ -86,6 +86,8 @@ class _Attempt:
 
     def train(self) -> Outcome:
         resume = self._resume()
+        self.steady.go_back(self.run.folder.metric_rows(), resume.step)
+        self.steady.refuse(resume.step)
         self.report.beat("start")
         train, val = self._rows()
         variables = environment.COMMON | _LOCAL | self._environment()
@@ -173,7 +175,6 @@ class _Attempt:
             episode_ended=parts.runners.episode_ended,
             save=self._save,
         )
-        self.steady.go_back(folder.metric_rows(), resume.step)
         trainer.prepare(hooks, rules, resume)
         stack.callback(trainer.daemon.close)
         outcome = trainer.run()
