@@ -117,6 +117,16 @@ def test_one_supervisor_a_run(tmp_path: Path):
         assert run.attempt_numbers() == [1]
 
 
+def test_temporary_files_of_a_killed_payload_go_with_its_attempt(tmp_path: Path):
+    run = runs.make_run(tmp_path)
+    leave = f"import tempfile; open({str(tmp_path)!r} + '/where', 'w').write(tempfile.mkdtemp()); os.kill(os.getpid(), 9)"
+    runs.add_fault(run, 3, leave, attempt=1)
+    code, said = runs.finish(run)
+    assert code == 0, said
+    left = Path((tmp_path / "where").read_text())
+    assert left.parent.name.startswith("sl-") and not left.parent.exists()
+
+
 def test_processes_that_a_payload_left_behind_are_ended(tmp_path: Path):
     run = runs.make_run(tmp_path, steps=4)
     stray = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from slurmlight.cluster import container, gpus, nodelist, processes
 from slurmlight.cluster.attempts import Attempt, Log
@@ -30,7 +33,7 @@ class Payload:
             if warning := container.record(plan):
                 log.line(warning)
         output = log.open()
-        env = _environment(env, run, attempt)
+        env = _environment(env, run, attempt) | _temp(plan, attempt)
         try:
             self.ray = _ray(run, plan, attempt, env, output)
             env |= self.ray.variables() if self.ray else {}
@@ -82,6 +85,7 @@ class Payload:
             self.ray.end()
         processes.end(processes.marked([self.attempt.mark]), grace)
         self.process.wait()
+        remove_temp(self.attempt)
         if self.plan.image:
             container.remove(self.plan, self.attempt.attempt)
 
@@ -102,6 +106,30 @@ class Payload:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return
+
+
+def _temp_folder(attempt: Attempt) -> Path:
+    return Path(tempfile.gettempdir()) / f"sl-{attempt.mark[:8]}"  # short: Ray's socket paths end at 107 bytes
+
+
+def _temp(plan: JobPlan, attempt: Attempt) -> dict[str, str]:
+    """A folder for temporary files that goes with the attempt: a payload that is killed cannot clear up after itself.
+
+    Not in a container, nor for several nodes: it would be missing there.
+    """
+    if plan.image or plan.nodes > 1:
+        return {}
+    folder = _temp_folder(attempt)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError:  # the payload will say what of that matters
+        return {}
+    return {"TMPDIR": str(folder)}
+
+
+def remove_temp(attempt: Attempt) -> None:
+    """Remove what the payload of ``attempt`` left in the node's temporary folder. Raises nothing."""
+    shutil.rmtree(_temp_folder(attempt), ignore_errors=True)
 
 
 def _ray(run: RunFolder, plan: JobPlan, attempt: Attempt, env: Mapping[str, str], output: int) -> RayCluster | None:

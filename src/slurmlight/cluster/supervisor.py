@@ -20,7 +20,7 @@ from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.decide import PEOPLE, Decision, End, decide
 from slurmlight.cluster.ends import BAD_CONFIG, STOPPED
 from slurmlight.cluster.outcome import FAILED
-from slurmlight.cluster.payload import Payload
+from slurmlight.cluster.payload import Payload, remove_temp
 from slurmlight.cluster.place import PREEMPTION, Place, Warning, here, job_here
 from slurmlight.errors import UserError
 from slurmlight.files import read_json
@@ -124,6 +124,8 @@ class Supervisor:
         if orphans := processes.marked(attempt.mark for attempt in history):
             log.phase("orphans", f"ending processes of earlier attempts: {' '.join(map(str, orphans))}")
             processes.end(orphans)
+        for attempt in history:
+            remove_temp(attempt)
 
     def _start(self, attempt: Attempt, log: Log) -> tuple[End, dict[str, float]]:
         log.phase("preflight")
