@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,24 +15,19 @@ from slurmlight.errors import UserError
 from slurmlight.modelversion import check_for_seed
 from slurmlight.rewards.compose import rehearse
 from slurmlight.runfolder import home
-from slurmlight.tracking.names import STEP, VALIDATION, number, series
 from slurmlight.tracking.tracker import Tracker
 from slurmlight.train import modelfolder
-from slurmlight.train.alarms import ALARMS, Alarm
-from slurmlight.train.checkpoints import Resume, clean_up, resume_point
+from slurmlight.train.checkpoints import Resume
 from slurmlight.train.embedded.prepare import load_splits, make_tiny
-from slurmlight.train.embedded.report import Reporter
-from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.engine import Outcome, TrainingRun
+from slurmlight.train.keeper import Keeper
 from slurmlight.train.lengths import fitting
 from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.runner import SQL_PLAYER
 from slurmlight.train.rollouts.sql_row import to_row
-from slurmlight.train.saving import Retention, prune, saving
 from slurmlight.train.seed.failure import SCRATCH
 from slurmlight.train.seed.hooks import Hooks, Rules
 from slurmlight.train.verl import environment
-from slurmlight.train.verl.gpus import idle_gpus
 
 _LOCAL = {  # AgentOps and litellm: no log file in the current folder, no links to a service, no look-up of prices at import
     "AGENTOPS_LOGGING_TO_FILE": "false",
@@ -73,19 +67,14 @@ class SeedEngine:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-class _Attempt:
+class _Attempt(Keeper):
     def __init__(self, run: TrainingRun, player: str, scratch: Path) -> None:
-        self.run, self.preset, self.player, self.scratch = run, run.preset, player, scratch
-        self.gpus, self.nodes = self.preset.job.gpus, self.preset.job.nodes
+        super().__init__(run)
+        self.player, self.scratch = player, scratch
         self.logs = run.folder.attempt(run.attempt)
-        self.report = Reporter(run)
-        self.tracker: Tracker | None = None
-        self.looked = False
-        self.steady = Steady(run.preset)
-        self.ruined: Alarm | None = None
 
     def train(self) -> Outcome:
-        resume = self._resume()
+        resume = self.resume()
         self.steady.go_back(self.run.folder.metric_rows(), resume.step)
         self.steady.refuse(resume.step)
         self.report.beat("start")
@@ -94,18 +83,9 @@ class _Attempt:
         environment.apply(variables)
         for name in ("NO_PROXY", "no_proxy"):  # store and LLM proxy are never behind the cluster's
             os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1,localhost"]))
-        if self._stop_asked():
+        if self.stop_asked():
             return Outcome(finished=False, step=resume.step)
         return self._fit(resume, train, val, variables)
-
-    def _resume(self) -> Resume:
-        folder = self.run.folder.path
-        for name in clean_up(folder):
-            print(f"removed {name}, left by an attempt that was killed", flush=True)
-        resume = resume_point(folder, max(self.gpus, 1) * self.nodes)
-        for note in resume.notes:
-            print(note, flush=True)
-        return resume
 
     def _rows(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         rehearse(self.preset.reward, home())
@@ -149,7 +129,7 @@ class _Attempt:
             ray = raysession.ray_session(self.scratch, start.runtime(variables), self.gpus, self.preset.job.cpus)
             self.report.beat("ray")
             with ray, ExitStack() as stack:
-                if self._stop_asked():
+                if self.stop_asked():
                     return Outcome(finished=False, step=resume.step)
                 self.report.beat("workers")
                 trainer = start.trainer(settings, train, val, store, parts.proxy, adapter)
@@ -165,59 +145,19 @@ class _Attempt:
             seed=preset.engine.seed,
             timeout_s=preset.runner.rollout_timeout_s + STORE_GRACE_S,
             max_failed_share=preset.runner.max_failed_share,
-            validate_first=self._validate_first(resume),
+            validate_first=self.validate_first(resume),
         )
         hooks = Hooks(
-            beat=self._beat,
-            log=self._log,
-            stop=self._stop_asked,
+            beat=self.beat,
+            log=self.log,
+            stop=self.stop_asked,
             alive=parts.alive,
             episode_ended=parts.runners.episode_ended,
-            save=self._save,
+            save=self.save,
         )
         trainer.prepare(hooks, rules, resume)
         stack.callback(trainer.daemon.close)
-        outcome = trainer.run()
-        if self.ruined and not outcome.finished:
-            raise Ruined(f"stopped by an alarm: {self.ruined}; step {outcome.step} is saved", MEND)
-        return outcome
+        return self.outcome(trainer.run())
 
-    def _validate_first(self, resume: Resume) -> bool:
-        """Before the first step of a run, once: an attempt that ended after that validation has left its row."""
-        trainer = self.preset.trainer
-        known = any(row[STEP] == 0 for row in self.run.folder.metric_rows())
-        return trainer.val_before_train and trainer.test_freq > 0 and resume.step == 0 and not known
-
-    # what the trainer calls
-
-    def _beat(self, step: int, phase: str, note: str) -> None:
-        self.report.step = step
-        self.report.beat(phase, note)
-
-    def _log(self, step: int, metrics: dict[str, Any]) -> None:
-        assert self.tracker is not None
-        plain = {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()}
-        row = {STEP: step} | {name: value for name in plain if (value := number(plain, name)) is not None}
-        alarms = self.steady.look(row) if step else []
-        row |= {ALARMS: len(self.steady.alarms)} if self.steady.alarms else {}
-        self.tracker.log(row)
-        self.report.note_row(row, self.tracker.seconds_per_step)
-        for alarm in alarms:
-            self.tracker.say(f"alarm: {alarm}")
-        if alarms and self.preset.stability.on_alarm == "stop":
-            self.ruined = alarms[0]
-        if step and not self.looked:
-            self.looked = True
-            for line in idle_gpus(self.gpus):
-                self.tracker.say(f"warning: {line}")
-
-    def _stop_asked(self) -> bool:
-        request = self.run.folder.stop_request()
-        return self.ruined is not None or (request is not None and request.attempt >= self.run.attempt)
-
-    def _save(self, step: int, write: Callable[[Path], None]) -> None:
-        trainer, folder = self.preset.trainer, self.run.folder
-        with saving(folder.path, step, max(self.gpus, 1) * self.nodes) as target:
-            write(target)
-        rule = Retention(trainer.max_actor_ckpt_to_keep, trainer.keep_best, trainer.keep_every)
-        prune(folder.path, rule, series(folder.metric_rows(), VALIDATION))
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
+        super().log(step, {name: value.item() if hasattr(value, "item") else value for name, value in metrics.items()})
