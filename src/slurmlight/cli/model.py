@@ -66,11 +66,13 @@ def register(app: typer.Typer) -> None:
         folder: Annotated[Path, typer.Argument(help="where to write it")],
         like: Annotated[str, typer.Option(help="shape: qwen3-1.7b, qwen3-0.6b, qwen3-tiny")] = "qwen3-1.7b",
         device: Annotated[str, typer.Option(help="where to make the weights")] = "cpu",
+        tokenizer: Annotated[Path | None, typer.Option(help="model folder whose tokenizer is taken; default: bytes")] = None,
     ) -> None:
         """Random weights in the shape of a published model: to measure speed where the real weights cannot be had."""
         from slurmlight.train.shapes import random_model
 
-        typer.echo(f"{folder}: {random_model(like, folder, device) / 1e6:.1f} M random parameters in the shape of {like}")
+        size = random_model(like, folder, device, tokenizer_of=tokenizer)
+        typer.echo(f"{folder}: {size / 1e6:.1f} M random parameters in the shape of {like}")
 
 
 def _check(folder: Path) -> None:

@@ -55,7 +55,7 @@ def _toml(preset: Any) -> str:
         line = f"# {leaf} = none" if found is None else f"{leaf} = {_toml_value(found)}"
         lines.append(f"{line:<45} # {key.about}{default}")
     if preset.verl:
-        lines += ["", "[verl]", *(f"{json.dumps(name)} = {json.dumps(found)}" for name, found in preset.verl.items())]
+        lines += ["", "[verl]", *(f"{json.dumps(name)} = {_toml_value(found)}" for name, found in preset.verl.items())]
     return "\n".join(lines)
 
 

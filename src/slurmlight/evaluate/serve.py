@@ -156,7 +156,8 @@ class VllmEngine:
             raise UserError("vllm is not installed here", "run this in the image of the run's stack, or give --endpoint URL")
         key, port = os.urandom(16).hex(), free_port()
         self.channel = Channel(f"http://127.0.0.1:{port}/v1", key, SERVED_NAME)
-        env = {"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else environment.cpu(self.logs, self.preset.engine.threads)
+        own = environment.gpu() if self.gpus else environment.cpu(self.logs, self.preset.engine.threads)
+        env = own | ({"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {})
         log = self.logs / f"vllm-{self.number}.log"
         command = vllm_command(self.model, self.preset, port, self.gpus)
         self.child = Child(f"vLLM engine {self.number}", command, log, env | {"VLLM_API_KEY": key})

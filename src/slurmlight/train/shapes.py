@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slurmlight.errors import unknown_name
+from slurmlight.errors import UserError, unknown_name
 from slurmlight.train.modelfolder import save
 
 # config.json of the model cards; every one has tied embeddings.
@@ -51,17 +51,20 @@ CHATML = (
 )
 
 
-def random_model(like: str, folder: Path, device: str = "cpu", seed: int = 0) -> int:
-    """Write a bf16 model of the shape ``like`` with random weights and a byte-level tokenizer; its number of parameters.
+def random_model(like: str, folder: Path, device: str = "cpu", seed: int = 0, tokenizer_of: Path | None = None) -> int:
+    """Write a bf16 model of the shape ``like`` with random weights; its number of parameters.
 
-    Raises UserError for an unknown shape, OSError where ``folder`` cannot be written.
+    The tokenizer is that of the model folder ``tokenizer_of`` (prompts get their real length) or spells bytes. Raises UserError
+    for an unknown shape or a tokenizer with more entries than the shape, OSError where ``folder`` cannot be written.
     """
     if like not in SHAPES:
         raise unknown_name("shape", like, SHAPES)
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = byte_tokenizer()
+    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_of, local_files_only=True) if tokenizer_of else byte_tokenizer()
+    if len(tokenizer) > SHAPES[like]["vocab_size"]:
+        raise UserError(f"the tokenizer of {tokenizer_of} has {len(tokenizer)} entries, {like} has fewer", "take another")
     config = Qwen3Config(
         **SHAPES[like], tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16"
     )

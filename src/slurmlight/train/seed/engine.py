@@ -105,9 +105,8 @@ class _Attempt(Keeper):
         return [to_row(task) for task in splits["train"]], [to_row(task) for task in splits["val"]]
 
     def _environment(self) -> dict[str, str]:
-        caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
         if self.gpus:
-            own = environment.gpu(caches)
+            own = environment.gpu()
         else:
             from slurmlight.train.seed import cpu_lane
 

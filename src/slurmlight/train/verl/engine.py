@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -60,8 +59,7 @@ class _Attempt(Keeper):
         resume = self.resume()
         self.report.beat("start")
         train, val = self._rows()
-        caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
-        own = environment.gpu(caches) if self.gpus else environment.cpu(self.scratch, self.preset.engine.threads)
+        own = environment.gpu() if self.gpus else environment.cpu(self.scratch, self.preset.engine.threads)
         environment.apply(environment.COMMON | own)
         return self._run(resume, train, val, environment.COMMON | own)
 

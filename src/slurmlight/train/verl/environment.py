@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +22,9 @@ COMMON = {
 }
 
 
-def gpu(caches: Path) -> dict[str, str]:
-    """NCCL errors and hangs end in minutes with stacks; compiled kernels stay in ``caches`` for the next attempt."""
+def gpu() -> dict[str, str]:
+    """NCCL errors and hangs end in minutes with stacks; compiled kernels stay on the node for the next attempt."""
+    caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
     found = {
         "NCCL_CUMEM_ENABLE": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
