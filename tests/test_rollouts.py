@@ -90,7 +90,7 @@ def test_episodes_come_back_in_order_with_the_servers_own_ids_and_without_the_un
         assert all(call.logprobs == (-0.5,) * 13 for call in one.calls)
     eventually(lambda: playground._cleaning.done())
     with pytest.raises(httpx.HTTPStatusError, match="404"):
-        playground.gateway.api.events("plain-0-1")  # the server forgets what was collected
+        playground.gateway.api._get("/rollouts/plain-0-1")  # the server forgets what was collected
 
 
 def test_an_agent_that_raises_fails_its_episode_only_and_is_never_a_reward_of_0(playground: Playground, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     bed.run("scontrol", "requeue", str(job))
 
     wait_step(run, 4)
-    (gateway,) = of_run(run, "agl-server")
+    (gateway,) = of_run(run, "slurmlight.train.rollouts.server")
     os.kill(gateway, signal.SIGKILL)
 
     finished(run)

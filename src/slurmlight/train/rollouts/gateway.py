@@ -11,6 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ _TRIES = 3  # a free port may be taken between the look and the bind
 
 
 class Gateway:
-    """``with Gateway(...) as gateway``: a running ``agl-server`` on the loopback interface, with a random key.
+    """``with Gateway(...) as gateway``: the server (server.py) running on the loopback interface, with a random key.
 
     ``model`` is the name the upstream model server is asked for. Agents' own temperatures are overridden by the server:
     ``train_temperature`` in mode/train, 0 in mode/val.
@@ -42,10 +43,6 @@ class Gateway:
             f"default_proxy.model_name={_hydra_text(model)}",
             f"default_proxy.train.temperature={train_temperature}",
             "default_proxy.val.temperature=0.0",
-            f"hydra.run.dir={_hydra_text(str(logs))}",
-            "hydra.output_subdir=null",
-            "hydra/job_logging=none",
-            "hydra/hydra_logging=none",
         ]
 
     def __enter__(self) -> Gateway:
@@ -87,8 +84,7 @@ class Gateway:
         return ChildEnded(f"the gateway does not answer ({error}); see {self.child.log}")
 
     def _start(self) -> Child:
-        server = str(Path(sys.executable).with_name("agl-server"))
-        command = [server, *self._options, f"port={self.port}"]
+        command = [sys.executable, "-m", "slurmlight.train.rollouts.server", *self._options, f"port={self.port}"]
         # the model servers it calls are all inside the job: never through a proxy of the cluster's
         return Child("gateway", command, self._logs / "gateway.log", {KEY_NAME: self.key, "NO_PROXY": "*", "no_proxy": "*"})
 
@@ -108,6 +104,25 @@ class Gateway:
             return httpx.get(url, headers=headers, timeout=5, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """``rollout`` as the server has it (agentlightning.schemas.Rollout, without its input); ``events`` of its learning channel
+    in order, trimmed to ids, log-probabilities and rewards: none where it failed."""
+
+    rollout: dict[str, Any]
+    events: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return self.rollout["rollout_id"]
+
+    @property
+    def error(self) -> str:
+        """Why it failed; "" where it succeeded."""
+        status = self.rollout["status"]
+        return "" if status["state"] == "succeeded" else status["error_message"] or "failed without a word"
 
 
 class GatewayApi:
@@ -132,21 +147,13 @@ class GatewayApi:
         """Each with rollout_id, input, is_train (agentlightning.schemas.RolloutCreate)."""
         self._post("/rollouts", list(rollouts))
 
-    def ended(self, after: int) -> tuple[dict[str, bool], int]:
-        """The rollouts that ended since cursor ``after`` (0 at first), each with whether it succeeded; the next cursor."""
-        page = self._get("/rollouts/terminal", after=after)
-        return {item["rollout_id"]: item["state"] == "succeeded" for item in page["items"]}, page["next_after"]
-
-    def error(self, rollout_id: str) -> str:
-        """Why a rollout failed."""
-        return self._get(f"/rollouts/{rollout_id}")["rollout"]["status"]["error_message"] or "failed without a word"
+    def ended(self, after: int) -> tuple[list[Ended], int]:
+        """The rollouts that ended since cursor ``after`` (0 at first), and the next cursor."""
+        page = self._get("/ended", after=after)
+        return [Ended(item["rollout"], item["events"]) for item in page["items"]], page["next_after"]
 
     def running(self) -> list[dict[str, Any]]:
         return self._get("/rollouts", state_in="running", limit=100_000)
-
-    def events(self, rollout_id: str) -> list[dict[str, Any]]:
-        """The events of the learning channel in order, trimmed to ids, log-probabilities and rewards."""
-        return self._get(f"/rollouts/{rollout_id}/events", format="triplet")
 
     def fail(self, rollout_id: str, message: str) -> bool:
         """Mark a rollout failed; False where it has ended meanwhile."""
@@ -156,9 +163,9 @@ class GatewayApi:
         answer.raise_for_status()
         return True
 
-    def delete(self, rollout_id: str) -> None:
-        """Forget a rollout: the server keeps every request and answer in memory, and lists walk over all of them."""
-        self._client.delete(f"/rollouts/{rollout_id}").raise_for_status()
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        """The server keeps every request and answer in memory, and lists walk over all of them."""
+        self._post("/forget", list(rollout_ids))
 
     def _get(self, path: str, **query: Any) -> Any:
         return self._client.get(path, params=query).raise_for_status().json()

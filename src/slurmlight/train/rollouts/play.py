@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from slurmlight.train.rollouts.gateway import Gateway
+from slurmlight.train.rollouts.gateway import Ended, Gateway
 from slurmlight.train.rollouts.pool import RunnerPool
 from slurmlight.train.rollouts.runner import BLOCKED, TIMEOUT
 
@@ -74,7 +74,7 @@ class Playground:
         self.watch = watch
         self._cursor = 0
         self._cleaner = ThreadPoolExecutor(1)
-        self._cleaning = self._cleaner.submit(self._forget, [])
+        self._cleaning = self._cleaner.submit(gateway.api.forget, [])
 
     def play(self, jobs: Sequence[Job], progress: Callable[[int], None] = lambda ended: None) -> list[Played]:
         """Every job's outcome, in the order of ``jobs``. ``progress`` hears how many have ended.
@@ -93,12 +93,12 @@ class Playground:
         played: dict[str, Played] = {}
         self._enqueue(waiting)
         while waiting:
-            for rollout_id, succeeded in self._ended().items():
-                if rollout_id not in waiting:
+            for ended in self._ended():
+                if ended.name not in waiting:
                     continue
-                job, attempt = waiting.pop(rollout_id)
-                outcome = self._collect(rollout_id, job, succeeded)
-                spent.append(rollout_id)
+                job, attempt = waiting.pop(ended.name)
+                outcome = Played(job, error=ended.error) if ended.error else read_events(job, ended.events)
+                spent.append(ended.name)
                 if outcome.error and attempt < _TRIES and not outcome.error.startswith((TIMEOUT, BLOCKED)):
                     again = {f"{job.name}-{attempt + 1}": (job, attempt + 1)}
                     waiting |= again
@@ -108,11 +108,11 @@ class Playground:
                 if not outcome.error:
                     self.pool.episode_ended()
                 progress(len(played))
-        self._cleaning = self._cleaner.submit(self._forget, spent)  # while the trainer computes and the gateway is idle
+        self._cleaning = self._cleaner.submit(self.gateway.api.forget, spent)  # while the trainer computes
         self._judge(list(played.values()))
         return [played[job.name] for job in jobs]
 
-    def _ended(self) -> dict[str, bool]:
+    def _ended(self) -> list[Ended]:
         """Rollouts that ended since the last look; looks after everybody first, and waits a little where none has."""
         self.gateway.check()
         self.watch()
@@ -126,14 +126,6 @@ class Playground:
         self.gateway.api.enqueue(
             [{"rollout_id": name, "input": job.input, "is_train": job.learns} for name, (job, _) in waiting.items()]
         )
-
-    def _collect(self, rollout_id: str, job: Job, succeeded: bool) -> Played:
-        api = self.gateway.api
-        return read_events(job, api.events(rollout_id)) if succeeded else Played(job, error=api.error(rollout_id))
-
-    def _forget(self, rollout_ids: Sequence[str]) -> None:
-        for rollout_id in rollout_ids:
-            self.gateway.api.delete(rollout_id)
 
     def _judge(self, played: list[Played]) -> None:
         failed = [one for one in played if one.error]

@@ -76,15 +76,12 @@ class Runner:
 
     async def _claim(self, free: int) -> int:
         """Take up to ``free`` queued rollouts; how many were taken."""
-        _, queued = await self._ask("GET", f"/rollouts?state_in=queuing&limit={free}")
-        taken = 0
-        for rollout in queued:
-            if await self._patch(rollout["rollout_id"], state="running", last_attempt_id="0", k8s_job_name=self.name):
-                task = asyncio.create_task(self._episode(rollout), name=rollout["rollout_id"])
-                self.episodes.add(task)
-                task.add_done_callback(self.episodes.discard)
-                taken += 1
-        return taken
+        _, taken = await self._ask("POST", "/claims", {"name": self.name, "limit": free})
+        for rollout in taken:
+            task = asyncio.create_task(self._episode(rollout), name=rollout["rollout_id"])
+            self.episodes.add(task)
+            task.add_done_callback(self.episodes.discard)
+        return len(taken)
 
     async def _episode(self, rollout: Mapping[str, Any]) -> None:
         rollout_id = rollout["rollout_id"]
@@ -92,15 +89,15 @@ class Runner:
         try:
             async with limit:
                 score = await self.player(rollout["input"], self.endpoint(rollout))
-                await self._report(rollout, score)
         except Exception as error:  # whatever an agent raises is this episode's end, not the runner's
             message = f"{TIMEOUT}: no answer within {self.timeout_s:g} s" if limit.expired() else f"{ERROR}: {_words(error)}"
             print(f"episode {rollout_id} failed: {message}", file=sys.stderr, flush=True)
-            end = {"state": "failed", "error_message": message}
+            end = {"status": {"state": "failed", "error_message": message}}
         else:
-            end = {"state": "succeeded"}
+            end = {"status": {"state": "succeeded"}, "events": _events(rollout, score)}
         with contextlib.suppress(GatewayError):  # a gateway that is gone is noticed by run()
-            await self._patch(rollout_id, **end)
+            # refused where the episode was failed or forgotten meanwhile
+            await self._ask("POST", f"/rollouts/{rollout_id}/end", end, (404, 409))
 
     def endpoint(self, rollout: Mapping[str, Any]) -> Endpoint:
         """The learning channel is attempt 0; what goes through attempt "aux" is kept by the gateway but not trained on."""
@@ -117,22 +114,6 @@ class Runner:
         seed = row.get("seed") if isinstance(row, dict) else None
         temperature = self.temperature if rollout["is_train"] else 0.0
         return Endpoint(learn, aux, Sampling(temperature, self.max_tokens, seed), self.timeout_s)
-
-    async def _report(self, rollout: Mapping[str, Any], score: Score) -> None:
-        """In validation the reward is plain execution match: a shaped one cannot hide a worse model."""
-        value = score.reward if rollout["is_train"] or score.parts is None else score.parts.plain
-        events = [{"event_type": "reward", "data": {"value": value, "source": "agent", "reason": score.reason}}]
-        if score.parts:
-            events.append({"event_type": "parts", "data": {"reward": score.reward, **asdict(score.parts)}})
-        if score.detail:
-            events.append({"event_type": "detail", "data": score.detail})
-        for event in events:
-            await self._ask("POST", f"/rollouts/{rollout['rollout_id']}/attempt/0/events", event)
-
-    async def _patch(self, rollout_id: str, **status: str) -> bool:
-        """False where the gateway refuses: another runner has it, or it was failed or forgotten meanwhile."""
-        code, _ = await self._ask("PATCH", f"/rollouts/{rollout_id}", {"status": status}, (404, 409))
-        return code == 200
 
     async def _ask(self, method: str, path: str, body: Any = None, refusals: Sequence[int] = ()) -> tuple[int, Any]:
         """Status and JSON of an API call; other errors than ``refusals`` raise GatewayError.
@@ -169,6 +150,17 @@ class Runner:
                 trust_env=False,
             )
         os._exit(EXIT_BLOCKED)
+
+
+def _events(rollout: Mapping[str, Any], score: Score) -> list[dict[str, Any]]:
+    """In validation the reward is plain execution match: a shaped one cannot hide a worse model."""
+    value = score.reward if rollout["is_train"] or score.parts is None else score.parts.plain
+    found = [{"event_type": "reward", "data": {"value": value, "source": "agent", "reason": score.reason}}]
+    if score.parts:
+        found.append({"event_type": "parts", "data": {"reward": score.reward, **asdict(score.parts)}})
+    if score.detail:
+        found.append({"event_type": "detail", "data": score.detail})
+    return found
 
 
 def _words(error: BaseException) -> str:

@@ -56,10 +56,10 @@ def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
         "actor_rollout_ref.rollout.mode": "async",
         "actor_rollout_ref.rollout.seed": preset.engine.seed,
         "actor_rollout_ref.rollout.max_model_len": data.max_prompt_length + data.max_response_length,
-        "actor_rollout_ref.rollout.agent.num_workers": 1,  # verl's own agent loop is not used
+        "actor_rollout_ref.rollout.agent.num_workers": 0,  # verl's own agent loop is not used, nor its rewards: each of
+        "reward.num_workers": 0,  # their processes would import vLLM and verl
         "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
         "actor_rollout_ref.rollout.load_format": "auto",
-        "reward.num_workers": 1,
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": nodes,
         "trainer.default_local_dir": str(folder),

@@ -22,7 +22,7 @@ from slurmlight.train.embedded.prepare import load_splits, make_tiny
 from slurmlight.train.engine import Outcome, TrainingRun
 from slurmlight.train.keeper import Keeper
 from slurmlight.train.lengths import fitting
-from slurmlight.train.rollouts.gateway import GatewayApi
+from slurmlight.train.rollouts.gateway import Ended, GatewayApi
 from slurmlight.train.rollouts.service import RolloutService
 from slurmlight.train.rollouts.sql_row import to_row
 from slurmlight.train.verl import environment
@@ -39,13 +39,13 @@ class VerlEngine:
             return _Attempt(run, scratch, stack).train()
 
 
-class _Ended:
+class _EndedSince:
     """Each call: the episodes that ended since the call before."""
 
     def __init__(self, api: GatewayApi) -> None:
         self.api, self.cursor = api, 0
 
-    def __call__(self) -> Iterable[str]:
+    def __call__(self) -> Iterable[Ended]:
         ended, self.cursor = self.api.ended(self.cursor)
         return ended
 
@@ -120,8 +120,9 @@ class _Attempt(Keeper):
             log=self.log,
             stop=self.stop_asked,
             alive=service.check,
-            ended=_Ended(service.gateway.api),
+            ended=_EndedSince(service.gateway.api),
             episode_ended=service.pool.episode_ended,
+            forget=service.gateway.api.forget,
             save=self.save,
         )
         try:

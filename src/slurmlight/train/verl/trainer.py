@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from slurmlight.presets.learning import CreditSection
 from slurmlight.train.checkpoints import Resume
 from slurmlight.train.engine import Outcome
 from slurmlight.train.parts import part_metrics
+from slurmlight.train.rollouts.gateway import Ended
 from slurmlight.train.rollouts.play import TooManyFailed
 from slurmlight.train.verl import credit
 
@@ -39,8 +40,9 @@ class Hooks:
     log: Callable[[int, dict[str, Any]], None]  # step, verl's metrics of that step
     stop: Callable[[], bool]
     alive: Callable[[], None]  # called several times a second; raises where gateway or runners are beyond help
-    ended: Callable[[], Iterable[str]]  # the episodes that ended since the last call
+    ended: Callable[[], Iterable[Ended]]  # the episodes that ended since the last call
     episode_ended: Callable[[], None]  # one succeeded: the runners work
+    forget: Callable[[Sequence[str]], None]  # rollouts that the gateway need not keep any more
     save: Callable[[int, Callable[[Path], None]], None]  # step, writer of a folder
 
 
@@ -71,28 +73,29 @@ class Rollouts(AglRolloutManager):
         total, done, looked = len(waiting), [], 0.0
         while waiting:
             self.hooks.alive()
-            ended = [one for name in self.hooks.ended() if (one := waiting.pop(name, None))]
-            done += [self._collect(one) for one in ended]
+            ended = [one for one in self.hooks.ended() if one.name in waiting]
+            done += [self._collect(waiting.pop(one.name), one) for one in ended]
             self.progress(f"{len(done)}/{total} episodes")
             if time.monotonic() - looked > 1:
                 self._look_at_running(waiting)
                 looked = time.monotonic()
             if not ended:
                 time.sleep(POLL_S)
+        self.hooks.forget([one.rollout_id for one in done])
         return self._good(done)
 
-    def _collect(self, enqueued: EnqueuedRollout) -> CompletedRollout:
-        rollout = self._get_rollout(enqueued.rollout_id)
+    def _collect(self, enqueued: EnqueuedRollout, ended: Ended) -> CompletedRollout:
+        rollout = Rollout.model_validate(ended.rollout)
         self._record_lifecycle_timestamps(enqueued, rollout)
+        self.events = [Event.model_validate(event) for event in ended.events]
         completed = self._build_completed_rollout(enqueued, rollout)
         if completed.rollout_state == RolloutState.SUCCEEDED:
             self.hooks.episode_ended()
-        self._delete_rollout(enqueued.rollout_id)
         return completed
 
     def _fetch_rollout_events(self, rollout_id: str) -> tuple[list[Event], list[Event]]:
-        """Without the raw events: they hold every message once more and serve pictures only."""
-        return [], self._get_events(rollout_id, format="triplet")
+        """Those that came with the rollout's end. Not the raw ones: they hold every message once more, for pictures only."""
+        return [], self.events
 
     def _look_at_running(self, waiting: Mapping[str, EnqueuedRollout]) -> None:
         """When did they begin to run (for the queue's metrics), and does one run long after its time-out?"""
