@@ -59,7 +59,8 @@ class _Attempt(Keeper):
         resume = self.resume()
         self.report.beat("start")
         train, val = self._rows()
-        own = environment.gpu() if self.gpus else environment.cpu(self.scratch, self.preset.engine.threads)
+        cpu_threads = self.preset.engine.threads
+        own = environment.gpu() | environment.WORKERS if self.gpus else environment.cpu(self.scratch, cpu_threads)
         environment.apply(environment.COMMON | own)
         return self._run(resume, train, val, environment.COMMON | own)
 

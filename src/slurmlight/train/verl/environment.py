@@ -11,6 +11,8 @@ from pathlib import Path
 
 from slurmlight.errors import UserError
 
+PLUG_IN = "VERL_USE_EXTERNAL_MODULES"  # comma-separated modules that verl imports with itself
+WORKERS = {PLUG_IN: "slurmlight.train.verl.workers"}
 COMMON = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -57,7 +59,7 @@ def cpu(scratch: Path, threads: int = 1) -> dict[str, str]:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {name}\n")
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(info.parent), os.environ.get("PYTHONPATH", "")])),
-        "VERL_USE_EXTERNAL_MODULES": "slurmlight.train.verl.cpu_platform",
+        PLUG_IN: f"slurmlight.train.verl.cpu_platform,{WORKERS[PLUG_IN]}",
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # verl registers its FSDP engine for cuda and npu only; the code is the same
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

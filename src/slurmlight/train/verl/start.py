@@ -39,7 +39,6 @@ def ray_session(scratch: Path, variables: Mapping[str, str], gpus: int, cpus: in
     """``raysession.ray_session`` with what this stack's workers need."""
     runtime = dict(get_ppo_ray_runtime_env())
     runtime["env_vars"] = {**runtime.get("env_vars", {}), **variables}
-    runtime["worker_process_setup_hook"] = "slurmlight.train.verl.workers.setup"
     return raysession.ray_session(scratch, runtime, gpus, cpus)
 
 
