@@ -19,7 +19,9 @@ from slurmlight.cluster.ports import (
     check_sockets,
     container_name,
     ephemeral_range,
+    forget,
     job_folder,
+    make_caches,
     reserve,
     temp_folder,
 )
@@ -170,3 +172,16 @@ def test_p09_names_hold_the_attempt() -> None:
     assert set(names) == {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"}
     assert all(path.startswith(str(job_folder(7))) for path in names.values())
     assert len(set(names.values())) == 3
+
+
+def test_cache_folders_are_made_for_us_alone_and_forgotten_with_the_job(tmp_path: Path) -> None:
+    made = make_caches(7, tmp_path)
+    assert made == caches(7, tmp_path) == make_caches(7, tmp_path)
+    assert all(Path(folder).stat().st_mode & 0o777 == 0o700 for folder in made.values())
+    forget(7, tmp_path)
+    forget(7, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "elsewhere").mkdir()
+    job_folder(8, tmp_path).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="someone else"):
+        make_caches(8, tmp_path)

@@ -127,6 +127,18 @@ def test_temporary_files_of_a_killed_payload_go_with_its_attempt(tmp_path: Path)
     assert left.parent.name.startswith("sl-") and not left.parent.exists()
 
 
+def test_compiled_kernels_are_there_for_the_next_attempt_and_go_with_the_job(tmp_path: Path):
+    run = runs.make_run(tmp_path, gpus=1)
+    kernel, told = "Path(os.environ['VLLM_CACHE_ROOT'], 'kernel')", f"open({str(tmp_path)!r} + '/told', 'w').write"
+    runs.add_fault(run, 3, f"{kernel}.write_text('x'); os.kill(os.getpid(), 9)", attempt=1)
+    runs.add_fault(run, 4, f"{told}({kernel}.read_text() + ' ' + str({kernel}))", attempt=2)
+    code, said = runs.finish(run)
+    assert code == 0, said
+    word, _, place = (tmp_path / "told").read_text().partition(" ")
+    job = Path(place).parents[2]
+    assert word == "x" and job.name.startswith(f"slurmlight-{os.getuid()}-local-") and not job.exists()
+
+
 def test_processes_that_a_payload_left_behind_are_ended(tmp_path: Path):
     run = runs.make_run(tmp_path, steps=4)
     stray = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"

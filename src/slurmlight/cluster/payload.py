@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurmlight.cluster import container, gpus, nodelist, processes
+from slurmlight.cluster import container, gpus, nodelist, ports, processes
 from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.raycluster import RayCluster
 from slurmlight.cluster.watch import Watchdog
@@ -33,7 +33,7 @@ class Payload:
             if warning := container.record(plan):
                 log.line(warning)
         output = log.open()
-        env = _environment(env, run, attempt) | _temp(plan, attempt)
+        env = _environment(env, run, attempt) | _temp(plan, attempt) | _caches(plan, attempt, env)
         try:
             self.ray = _ray(run, plan, attempt, env, output)
             env |= self.ray.variables() if self.ray else {}
@@ -125,6 +125,16 @@ def _temp(plan: JobPlan, attempt: Attempt) -> dict[str, str]:
     except OSError:  # the payload will say what of that matters
         return {}
     return {"TMPDIR": str(folder)}
+
+
+def _caches(plan: JobPlan, attempt: Attempt, env: Mapping[str, str]) -> dict[str, str]:
+    """Where kernels that a job with GPUs compiles go; what the environment names already stays."""
+    if not plan.gpus:
+        return {}
+    try:
+        return {name: folder for name, folder in ports.make_caches(attempt.job).items() if name not in env}
+    except UserError:  # it compiles them again
+        return {}
 
 
 def remove_temp(attempt: Attempt) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -197,6 +198,21 @@ def caches(job_id: str | int, root: Path = Path("/tmp")) -> dict[str, str]:
     """Compile caches by environment name: node-local (NFS makes them race) and per job, so a requeue finds them warm."""
     names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
     return {name: str(job_folder(job_id, root) / "cache" / leaf) for name, leaf in names.items()}
+
+
+def make_caches(job_id: str | int, root: Path = Path("/tmp")) -> dict[str, str]:
+    """``caches``, with the folders made. Raises UserError where they cannot be, or the job's folder belongs to someone else."""
+    found = caches(job_id, root)
+    _own(job_folder(job_id, root))
+    _own(job_folder(job_id, root) / "cache")
+    for folder in found.values():
+        _own(Path(folder))
+    return found
+
+
+def forget(job_id: str | int, root: Path = Path("/tmp")) -> None:
+    """Remove what a job that does not come back left on this node. Raises nothing."""
+    shutil.rmtree(job_folder(job_id, root), ignore_errors=True)
 
 
 def container_name(job_id: str | int, attempt: int) -> str:

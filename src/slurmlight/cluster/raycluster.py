@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,9 +95,11 @@ def main() -> int:
             print(note, flush=True)
         head = _announce(folder, reserved.ports) if rank == 0 else _await_head(folder)
         argv = start_command(reserved.ports, head, rank == 0, temp, max(gpus, 1), cpus, os.environ)
-        ray = subprocess.Popen(argv, preexec_fn=processes.die_with_parent)
+        # vLLM's sockets and verl's locks go into the attempt's folder too, and with it
+        ray = subprocess.Popen(argv, preexec_fn=processes.die_with_parent, env={**os.environ, "TMPDIR": str(temp)})
         signal.signal(signal.SIGTERM, lambda *_: ray.terminate())
         ray.wait()
+    shutil.rmtree(temp, ignore_errors=True)
     return 1  # whatever made it end: the step must end on all nodes, and Slurm does that for a code other than 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmlight import plan as plans
-from slurmlight.cluster import attempts, ends, guard, outcome, preflight, processes
+from slurmlight.cluster import attempts, ends, guard, outcome, ports, preflight, processes
 from slurmlight.cluster.attempts import Attempt, Log
 from slurmlight.cluster.decide import PEOPLE, Decision, End, decide
 from slurmlight.cluster.ends import BAD_CONFIG, STOPPED
@@ -72,10 +72,12 @@ class Supervisor:
             while True:
                 decision, end, log = self._attempt()
                 if decision.verdict != "requeue":
+                    ports.forget(self.place.job)
                     return outcome.write(self.run_folder, decision, end, at_once=self.at_once)
                 if not self.place.local:
                     return self._requeue(end, log)
                 if not self._sleep(RETRY_S):
+                    ports.forget(self.place.job)
                     why = f"stopped on request ({self.warning.reason})" if self.warning else ""
                     return outcome.write(self.run_folder, Decision("stop", why), replace(end, stop_reason="interrupt"))
         except OSError as error:  # records cannot be written: nothing would be known of what follows
@@ -231,6 +233,7 @@ class Supervisor:
             return STOPPED
         log.phase("requeue")
         if not self.place.requeue(log.line):
+            ports.forget(self.place.job)
             return outcome.write(
                 self.run_folder, Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end
             )
