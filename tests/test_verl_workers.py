@@ -19,10 +19,10 @@ RANK = """
 import verl, gpu_witness
 class Rank:
     def told(self):
-        from slurmlight.train.verl import logprobs
+        from slurmlight.train.verl import logits
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
         from verl.utils import torch_functional
-        quick = torch_functional.logprobs_from_logits_v2 is logprobs.logprobs
+        quick = torch_functional.logprobs_from_logits_v2 is logits.logprobs
         return gpu_witness.SEEN, "per_rollout_mean" in POLICY_LOSS_REGISTRY, quick
 """
 SCRIPT = """

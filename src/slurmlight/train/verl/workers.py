@@ -1,4 +1,4 @@
-"""What a Ray worker of a run does first: Agent-Lightning's losses and shims, quick log-probabilities.
+"""What a Ray worker of a run does first: Agent-Lightning's losses and shims, quick functions of logits.
 
 verl imports this module in every process (``VERL_USE_EXTERNAL_MODULES``), in a worker that is when its actor's class is loaded.
 Ray's ``worker_process_setup_hook``, Agent-Lightning's own way, comes too early: to import verl is to look for GPUs, and Ray has
@@ -15,10 +15,10 @@ import ray
 def setup() -> None:
     from agentlightning.verl.per_rollout_loss import register_in_worker
 
-    from slurmlight.train.verl import logprobs
+    from slurmlight.train.verl import logits
 
     register_in_worker()
-    logprobs.install()
+    logits.install()
 
 
 def _in_worker() -> bool:
