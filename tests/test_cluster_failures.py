@@ -9,6 +9,11 @@ from slurmlight.cluster.failures import Finding, diagnose
 SRUN = "srun: error: node01: task 0: Exited with exit code 1"
 BAR = "Training Progress:   3%|▎         | 4/125 [06:12<3:02:11, 90.3s/it]"
 TRACEBACK = 'Traceback (most recent call last):\n  File "/opt/kit/main.py", line 7, in <module>\n    train()\n'
+DUPLICATE = (
+    "ray.exceptions.RayTaskError(DistBackendError): ray::WorkerDict.actor_rollout_init_model() (pid=5203, ip=192.0.2.2)\n"
+    "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, invalid usage\n"
+    "Last error:\nDuplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+)
 WATCHDOG = (
     "[rank3]:[E1129 18:05:04.408271257 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600004 "
@@ -64,6 +69,7 @@ CASES = [
         "host memory", ["--mem", "lower"], True,
     ),
     ("L-09", WATCHDOG, "NCCL timeout", ["stacks", "cap"], True),
+    ("two H200s", DUPLICATE, "two ranks on one GPU", ["before Ray"], False),
     (
         "L-10", "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62",
         "GPU memory in vLLM sleep/wake", ["/health", "requeue"], True,
