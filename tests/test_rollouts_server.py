@@ -64,6 +64,11 @@ def claim(gateway: Gateway, runner: str, limit: int) -> list[str]:
     return [one["rollout_id"] for one in ask(gateway, "POST", "/api/claims", {"name": runner, "limit": limit}).json()]
 
 
+def claim_all(gateway: Gateway) -> None:
+    while claim(gateway, "one", 9):
+        pass
+
+
 def reward(value: float) -> dict[str, Any]:
     return {"event_type": "reward", "data": {"value": value}}
 
@@ -76,10 +81,20 @@ def test_two_runners_never_get_the_same_episode(gateway: Gateway) -> None:
     assert {name: owners[name] for name in "abc"} == {"a": "one", "b": "one", "c": "two"}
 
 
+def test_runners_that_ask_share_what_is_queued(gateway: Gateway) -> None:
+    for runner in ("three", "four", "five"):
+        assert claim(gateway, runner, 9) == []
+    enqueue(gateway, *(f"s{number}" for number in range(6)))
+    counts = [len(claim(gateway, runner, 9)) for runner in ("three", "four", "five")]
+    assert max(counts) <= 2, "others that asked lately keep their share"
+    claim_all(gateway)
+    assert claim(gateway, "three", 9) == []
+
+
 def test_an_end_brings_reward_and_state_and_a_second_one_changes_nothing(gateway: Gateway) -> None:
     _, before = gateway.api.ended(0)
     enqueue(gateway, "d", "e")
-    claim(gateway, "one", 9)
+    claim_all(gateway)
     end = {"events": [reward(1.0)], "status": {"state": "succeeded"}}
     assert ask(gateway, "POST", "/api/rollouts/d/end", end).status_code == 200
     assert ask(gateway, "POST", "/api/rollouts/d/end", end | {"events": [reward(0.0)]}).status_code == 409
@@ -97,7 +112,7 @@ def test_an_end_brings_reward_and_state_and_a_second_one_changes_nothing(gateway
 def test_a_reward_that_is_no_number_does_not_hold_up_the_others(gateway: Gateway) -> None:
     _, before = gateway.api.ended(0)
     enqueue(gateway, "f", "g")
-    claim(gateway, "one", 9)
+    claim_all(gateway)
     for name, text in (("f", "NaN"), ("g", "0.5")):
         body = f'{{"events": [{{"event_type": "reward", "data": {{"value": {text}}}}}], "status": {{"state": "succeeded"}}}}'
         headers = {"Authorization": f"Bearer {gateway.key}", "Content-Type": "application/json"}

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from itertools import islice
+from math import ceil
 from typing import Any
 
 import aiohttp
@@ -32,7 +33,10 @@ from pydantic import BaseModel
 UPSTREAM_S = 300.0  # of one model call, as Agent-Lightning has it
 KEEP_S = 4.0  # an idle connection; uvicorn, which vLLM listens with, closes it after 5
 
+ASKING_S = 2.0  # a runner that asked so long ago at most wants episodes now: they ask 20 times a second
+
 router = APIRouter(prefix="/api")
+_asked: dict[str, float] = {}  # runners that got nothing when they asked last, and when that was (monotonic)
 
 
 class Claim(BaseModel):
@@ -51,9 +55,17 @@ class End(BaseModel):
 
 @router.post("/claims")
 async def claim(body: Claim) -> JSONResponse:
-    """They are running from now on. No other runner gets them: nothing is awaited between the look and the mark."""
-    queued = (one for one in _rollouts.values() if one.status.state == RolloutState.QUEUING)
-    taken = list(islice(queued, body.limit))
+    """They are running from now on. No other runner gets them: nothing is awaited between the look and the mark.
+
+    Never more than the runner's share of what is queued, among those that ask: fewer episodes than slots go to all runners.
+    """
+    now = time.monotonic()
+    _asked[body.name] = now
+    asking = sum(now - last < ASKING_S for last in _asked.values())
+    queued = [one for one in _rollouts.values() if one.status.state == RolloutState.QUEUING]
+    taken = queued[: min(body.limit, ceil(len(queued) / asking))]
+    if taken:
+        del _asked[body.name]  # the rest is shared among the others
     status = {"state": "running", "last_attempt_id": DEFAULT_ATTEMPT_ID, "k8s_job_name": body.name}
     for one in taken:
         await rollouts.patch_rollout(one.rollout_id, RolloutPatch.model_validate({"status": status}))
