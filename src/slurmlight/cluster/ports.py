@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -211,8 +212,10 @@ def make_caches(job_id: str | int, root: Path = Path("/tmp")) -> dict[str, str]:
 
 
 def forget(job_id: str | int, root: Path = Path("/tmp")) -> None:
-    """Remove what a job that does not come back left on this node. Raises nothing."""
-    shutil.rmtree(job_folder(job_id, root), ignore_errors=True)
+    """Remove the caches of a job that does not come back, and its folder where nothing else is in it. Raises nothing."""
+    shutil.rmtree(job_folder(job_id, root) / "cache", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        job_folder(job_id, root).rmdir()
 
 
 def container_name(job_id: str | int, attempt: int) -> str:

@@ -9,6 +9,7 @@ folder, by which Ray authenticates) and the head's address (head.json there). Th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -100,6 +101,8 @@ def main() -> int:
         signal.signal(signal.SIGTERM, lambda *_: ray.terminate())
         ray.wait()
     shutil.rmtree(temp, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the job's caches may be beside it
+        temp.parent.rmdir()
     return 1  # whatever made it end: the step must end on all nodes, and Slurm does that for a code other than 0
 
 
