@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from slurmlight.cluster import processes
+from slurmlight.cluster import ports, processes
 from slurmlight.files import read_json, read_json_lines
 from slurmlight.runfolder import RunFolder
 from tests import runs
@@ -191,3 +191,4 @@ def test_two_nodes_form_one_cluster_and_train(bed: SlurmBed, home: Path) -> None
     assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]
     runs.wait_for(lambda: bed.job(job)["JobState"] == "COMPLETED", "the job's end", PATIENCE_S)
     assert not of_run(run, "") and not list(run.path.glob("attempts/*/ray-token"))
+    assert not list(ports.job_folder(job).glob("*/session*")), "Ray's folder goes with the attempt"

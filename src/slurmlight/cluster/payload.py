@@ -86,6 +86,8 @@ class Payload:
         processes.end(processes.marked([self.attempt.mark]), grace)
         self.process.wait()
         remove_temp(self.attempt)
+        if self.ray:  # its step is often killed before it can clear up; on the other nodes that is its own affair
+            shutil.rmtree(ports.job_folder(self.attempt.job) / str(self.attempt.attempt), ignore_errors=True)
         if self.plan.image:
             container.remove(self.plan, self.attempt.attempt)
 
