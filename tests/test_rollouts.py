@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from bench.instant_policy import app as instant_policy
 from slurmlight.errors import UserError
@@ -24,7 +22,7 @@ from slurmlight.train.rollouts.children import Child, ChildEnded, free_port
 from slurmlight.train.rollouts.gateway import Gateway, GatewayApi
 from slurmlight.train.rollouts.play import Job, Playground, TooManyFailed, read_events
 from slurmlight.train.rollouts.pool import RunnerPool
-from tests.trainbed import PLAYER, REPOSITORY, make_run
+from tests.trainbed import PLAYER, REPOSITORY, make_run, serving
 
 TIMEOUT_S = 8.0
 
@@ -46,14 +44,9 @@ def gone(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def policy() -> Iterator[str]:
-    """An instant policy in a thread; its URL."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(instant_policy, port=port, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{port}/v1"
-    server.should_exit = True
-    thread.join()
+    """The URL of an instant policy."""
+    with serving(instant_policy) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

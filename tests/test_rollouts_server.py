@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from bench.instant_policy import app as instant_policy
 from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.gateway import Gateway
+from tests.trainbed import serving
 
 AT_ONCE = 150  # httpx, Agent-Lightning's own client, has 100 connections at most
 
@@ -32,17 +30,6 @@ class Together:
             self.all_here.set()
         await self.all_here.wait()
         await instant_policy(scope, receive, send)
-
-
-@contextmanager
-def serving(app: Any) -> Iterator[str]:
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{port}/v1"
-    server.should_exit = True
-    thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,10 @@ import resource
 import signal
 import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from slurmlight import presets
 from slurmlight.agents.chat import complete
 from slurmlight.agents.contract import Endpoint
 from slurmlight.presets import Preset
+from slurmlight.train.rollouts.children import free_port
 from slurmlight.train.rollouts.player import Score
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -179,6 +182,20 @@ def _kill_at(place: str, step: str) -> None:
             engine.Tracker.log = after_row  # type: ignore[method-assign]
         case "save":
             torch.save = second_file
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """An ASGI app in a thread; the URL of its /v1."""
+    import uvicorn  # a player needs none
+
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{port}/v1"
+    server.should_exit = True
+    thread.join()
 
 
 if __name__ == "__main__":
