@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurmlight.cluster import binds, command, image
+from slurmlight.cluster.ports import CACHES
 from slurmlight.cluster.runtimes import ADAPTERS, FORMS, PROGRAMS, Call, leftovers
 from slurmlight.errors import UserError, unknown_name
 from slurmlight.plan import JobPlan
@@ -47,7 +48,6 @@ ALWAYS = (
     "TRITON_CACHE_DIR",
     "TZ",
 )
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
 PREFIXES = ("SLURMLIGHT_", "NCCL_", "GLOO_", "VLLM_", "RAY_")
 
 LIMITS = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC, "memlock": resource.RLIMIT_MEMLOCK}

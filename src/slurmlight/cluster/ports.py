@@ -14,6 +14,8 @@ from pathlib import Path
 
 from slurmlight.errors import UserError
 
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
+"""Variables that name a folder for compiled kernels, and the folder's own name."""
 BLOCK = 256
 """Ports of one attempt: 32 for named roles, the others for Ray's workers."""
 FLOOR = 10_000  # below it live services: Slurm itself, Ray's and Redis' defaults, databases
@@ -197,8 +199,7 @@ def check_sockets(folder: Path | str) -> None:
 
 def caches(job_id: str | int, root: Path = Path("/tmp")) -> dict[str, str]:
     """Compile caches by environment name: node-local (NFS makes them race) and per job, so a requeue finds them warm."""
-    names = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "VLLM_CACHE_ROOT": "vllm"}
-    return {name: str(job_folder(job_id, root) / "cache" / leaf) for name, leaf in names.items()}
+    return {name: str(job_folder(job_id, root) / "cache" / leaf) for name, leaf in CACHES.items()}
 
 
 def make_caches(job_id: str | int, root: Path = Path("/tmp")) -> dict[str, str]:

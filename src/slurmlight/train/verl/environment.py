@@ -26,7 +26,7 @@ COMMON = {
 
 def gpu() -> dict[str, str]:
     """NCCL errors and hangs end in minutes with stacks; compiled kernels stay on the node for the next attempt."""
-    caches = Path(os.environ.get("SLURMLIGHT_CACHES", tempfile.gettempdir())) / f"slurmlight-{os.getuid()}"
+    caches = Path(tempfile.gettempdir()) / f"slurmlight-{os.getuid()}"  # a job's supervisor has named its own
     found = {
         "NCCL_CUMEM_ENABLE": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
