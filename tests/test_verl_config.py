@@ -49,6 +49,17 @@ def test_rollout_level_advantage_and_loss_are_the_default_and_an_override_wins()
     assert other.data.seed == 7
 
 
+def test_an_engine_on_one_gpu_is_one_process_and_an_override_wins() -> None:
+    key = "distributed_executor_backend"
+
+    def engine(*overrides: str) -> Any:
+        return build("qwen", "engine.stack=current", *overrides, gpus=4).actor_rollout_ref.rollout.engine_kwargs.vllm
+
+    assert engine()[key] == "uni"
+    assert engine(f"verl.actor_rollout_ref.rollout.engine_kwargs.vllm.{key}=mp")[key] == "mp"
+    assert key not in engine("actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+
+
 @pytest.mark.parametrize(
     ("key", "near"),
     [

@@ -67,9 +67,12 @@ def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
         "trainer.use_v1": False,
         "actor_rollout_ref.rollout.enable_sleep_mode": rollout.free_cache_engine,
         "actor_rollout_ref.model.override_config": {} if preset.actor_rollout_ref.model.use_remove_padding else _SDPA,
+        # vLLM's engine and its only worker as one process: one less to start, which takes 15 to 40 s of imports
+        **({_EXECUTOR: "uni"} if rollout.tensor_model_parallel_size == 1 else {}),
     }
 
 
+_EXECUTOR = "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend"
 _SDPA = {"attn_implementation": "sdpa"}
 
 

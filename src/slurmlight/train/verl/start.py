@@ -21,6 +21,7 @@ from verl.utils.tokenizer import hf_tokenizer
 
 from slurmlight.errors import UserError
 from slurmlight.train import raysession
+from slurmlight.train.verl.group import Group
 from slurmlight.train.verl.trainer import Trainer
 
 
@@ -44,16 +45,19 @@ def ray_session(scratch: Path, variables: Mapping[str, str], gpus: int, cpus: in
 
 def trainer(config: DictConfig, train: Sequence[Mapping[str, Any]], val: Sequence[Mapping[str, Any]]) -> Trainer:
     """The trainer with its FSDP workers and vLLM servers running (on a GPU: a minute or two)."""
+    from slurmlight.train.verl.servers import start_servers  # imports vLLM, which the checks above do without
+
+    start_servers(config)
     tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
     tasks = BaseTaskRunner()
-    _, group = tasks.add_actor_rollout_worker(config)
+    tasks.add_actor_rollout_worker(config)
     tasks.add_critic_worker(config)
     built = Trainer(
         config=config,
         tokenizer=tokenizer,
         role_worker_mapping=tasks.role_worker_mapping,
         resource_pool_manager=tasks.init_resource_pool_mgr(config),
-        ray_worker_group_cls=group,
+        ray_worker_group_cls=Group,
         train_dataset=LoadedDataset(train),
         val_dataset=LoadedDataset(val),
     )
