@@ -60,6 +60,7 @@ def _kit(preset: Preset, folder: Path, gpus: int, nodes: int) -> dict[str, Any]:
         "reward.num_workers": 0,  # their processes would import vLLM and verl
         "actor_rollout_ref.rollout.val_kwargs.temperature": 0.0,
         "actor_rollout_ref.rollout.load_format": "auto",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.middleware": "slurmlight.train.verl.chat.Quick",
         "trainer.n_gpus_per_node": gpus,
         "trainer.nnodes": nodes,
         "trainer.default_local_dir": str(folder),
