@@ -6,8 +6,8 @@ set -uo pipefail
 out=$1; mkdir -p "$out"; out=$(realpath "$out")
 export SITE=${SITE:-/tmp/site} WORK=${WORK:-/tmp/w}
 w=$WORK
-smol=(data.train_files="$w/data/spider_rl.parquet" data.val_files="$w/data/dev_500.parquet" trainer.test_freq=10 trainer.save_freq=50
-    actor_rollout_ref.model.path="$w/models/warm" actor_rollout_ref.actor.optim.lr=8e-5 trainer.total_training_steps=80)
+smol=(data.train_files="$w/data/spider_rl.parquet" data.val_files="$w/data/dev_500.parquet"
+    actor_rollout_ref.model.path="$w/models/warm" trainer.total_training_steps=80)
 shape=(engine.stack=current actor_rollout_ref.model.path="$w/models/shape" actor_rollout_ref.model.use_remove_padding=false
     'trainer.logger=["console"]' data.train_files="$w/data/train_spider.parquet" data.val_files="$w/data/dev.parquet"
     trainer.val_before_train=false trainer.test_freq=-1 runner.n_runners=128 runner.processes=4)
@@ -26,7 +26,7 @@ random() { PYTHONPATH=$SITE:src python3 -c 'from slurmlight.cli import main; mai
     --like qwen3-1.7b --device cuda --tokenizer "$w/models/smol"; }
 
 ( export CUDA_VISIBLE_DEVICES=0
-  EPOCHS=1 part prepare bash gpu/smol.sh
+  part prepare bash gpu/smol.sh
   part smol train smol "$w/smol" "${FIRST:-420}" job.gpus=1 "${smol[@]}"
   part smol-resumed train smol "$w/smol" "${SECOND:-300}" job.gpus=1 "${smol[@]}"
   part smol-eval bash gpu/eval.sh "$out/smol-eval/eval" smol "$w/data/dev_500.parquet" run "$w/smol" "${smol[@]}" ) &

@@ -13,7 +13,7 @@ slurmlight() { python3 -c 'from slurmlight.cli import main; main()' "$@"; }
 [ -f "$work/data/dev.parquet" ] || slurmlight data spider --from "$work/spider" --out "$work/data"
 [ -d "$work/models/smol" ] || slurmlight model smol "$work/models/smol"
 [ -d "$work/models/warm" ] || slurmlight model warm "$work/models/smol" "$work/models/warm" \
-    --data "$work/data/train_spider.parquet" --rest "$work/data/spider_rl.parquet" --epochs "${EPOCHS:-3}"
+    --data "$work/data/train_spider.parquet" --rest "$work/data/spider_rl.parquet" --epochs "${EPOCHS:-1}"
 [ -f "$work/data/dev_500.parquet" ] || python3 - "$work/data" <<'PY'
 import random, sys
 from pathlib import Path
