@@ -3,7 +3,7 @@
 # packages for the CPU (make stack, 1.5 GB).
 PY := .venv/bin/python
 
-.PHONY: setup stack tiny test test-seed lint lock image stack-lock lock-check bench-tiny bench-sql bench-slurm bench-eval bench-learning
+.PHONY: setup stack tiny test test-seed lint lock image stack-lock lock-check bench-tiny bench-sql bench-slurm bench-eval bench-learning bench-chat
 
 setup: .venv/.setup
 
@@ -32,7 +32,8 @@ test-seed: setup
 lint: setup
 	$(PY) -m ruff check . && $(PY) -m ruff format --check . && $(PY) -m pyright
 
-bench-tiny bench-sql bench-slurm bench-eval bench-learning: setup
+bench-chat: stack
+bench-tiny bench-sql bench-slurm bench-eval bench-learning bench-chat: setup
 	@$(PY) bench/$(subst -,_,$@).py
 
 # Needs uv. CONSTRAINTS may name a file of versions to stay with.
