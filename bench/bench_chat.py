@@ -7,52 +7,34 @@ prompt different and with 8 rollouts to a prompt. The policy is random; train/ve
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import aiohttp
 import psutil
+from vllm_server import OWN, serving
 
 from slurmlight.train.embedded import tinymodel
-from slurmlight.train.rollouts.children import free_port
-from slurmlight.train.verl import environment
 
 CALLS, IN_FLIGHT, WORDS = 200, 48, 480
 TALK = "select count name from table where id order by group join left limit value number of the rows column"
-OWN = {"x-own": "1"}  # a header that keeps a call with vLLM's own handler
-OPTIONS = (
-    "--served-model-name=policy --max-model-len=2048 --max-num-seqs=64 --enforce-eager --dtype=float32 --disable-log-stats "
-    "--gpu-memory-utilization=0.1 --host=127.0.0.1 --middleware=slurmlight.train.verl.chat.Quick"
-)
+OPTIONS = "--max-model-len=2048 --max-num-seqs=64 --disable-log-stats --gpu-memory-utilization=0.1"
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="sl-") as folder:
-        scratch, port = Path(folder), free_port()
+        scratch = Path(folder)
         tinymodel.MAX_POSITIONS = 2048
         tokenizer = tinymodel.build_tokenizer([TALK])
         tinymodel.save(scratch / "model", tinymodel.build_model(tokenizer, seed=0), tokenizer)
-        variables = environment.COMMON | environment.cpu(scratch)
-        del variables[environment.PLUG_IN]  # verl is not imported here
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={scratch}/model", f"--port={port}"]
-        with open(scratch / "log", "w") as log:
-            server = subprocess.Popen([*command, *OPTIONS.split()], stdout=log, stderr=log, env=os.environ | variables)
-        try:
-            asyncio.run(_bench(f"http://127.0.0.1:{port}", psutil.Process(server.pid)))
-        finally:
-            server.terminate()
-            server.wait(60)
+        with serving(scratch, scratch / "model", OPTIONS) as (url, pid):
+            asyncio.run(_bench(url, psutil.Process(pid)))
 
 
 async def _bench(url: str, server: psutil.Process) -> None:
     async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
-        while not await _healthy(session):
-            await asyncio.sleep(1)
         await _ask(session, range(2 * IN_FLIGHT), {}, 1)  # warm
         for rollouts, what in ((1, "every prompt different"), (8, "8 rollouts a prompt")):
             took = {}
@@ -65,14 +47,6 @@ async def _bench(url: str, server: psutil.Process) -> None:
                     f"{what}, {name}: {took[name]:.2f} ms CPU a call, {time.perf_counter() - began:.1f} s, {tokens:.0f} tokens"
                 )
             print(f"{what}: {took['own'] / took['past']:.1f}x")
-
-
-async def _healthy(session: aiohttp.ClientSession) -> bool:
-    try:
-        async with session.get("/health") as answer:
-            return answer.status == 200
-    except aiohttp.ClientError:
-        return False
 
 
 async def _ask(session: aiohttp.ClientSession, calls: range, headers: dict[str, str], rollouts: int) -> float:

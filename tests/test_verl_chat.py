@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,17 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from slurmlight.train.rollouts.children import free_port
+from bench.vllm_server import OWN, serving
 from tests.trainbed import QUESTIONS
 
 pytestmark = pytest.mark.stack
 pytest.importorskip("verl", reason="verl is not installed (requirements-stack.lock)")
 
-OPTIONS = (
-    "--served-model-name=policy --max-model-len=256 --max-num-seqs=8 --enforce-eager --dtype=float32 "
-    "--no-enable-prefix-caching --host=127.0.0.1 --middleware=slurmlight.train.verl.chat.Quick"
-)
-OWN = {"x-own": "1"}  # a header that the quick way does not know
+OPTIONS = "--max-model-len=256 --max-num-seqs=8 --no-enable-prefix-caching"
 ASKED = {"model": "policy", "messages": [{"role": "user", "content": QUESTIONS[0]}], "max_tokens": 24}
 LEARNS = ASKED | {"logprobs": True, "return_token_ids": True, "temperature": 1.0}
 
@@ -57,39 +50,20 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     from slurmlight.train.embedded import tinymodel
-    from slurmlight.train.verl import environment
 
     with tempfile.TemporaryDirectory(prefix="sl-") as folder:
-        scratch, port = Path(folder), free_port()
+        scratch = Path(folder)
         tokenizer = tinymodel.build_tokenizer(QUESTIONS)
         model = tinymodel.build_model(tokenizer, seed=0)
         assert model.generation_config is not None
         model.generation_config.eos_token_id = [*range(2, len(tokenizer), 16)]  # answers of 16 tokens, more or less
         tinymodel.save(scratch / "model", model, tokenizer)
-        variables = environment.COMMON | environment.cpu(scratch)
-        del variables[environment.PLUG_IN]  # verl is not imported here
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={scratch}/model", f"--port={port}"]
-        with open(scratch / "log", "w+") as log:
-            process = subprocess.Popen([*command, *OPTIONS.split()], stdout=log, stderr=log, env=os.environ | variables)
-            try:
-                once = httpx.Limits(max_keepalive_connections=0)  # vLLM closes those that it answered by a 500
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False, limits=once) as client:
-                    _wait(process, client, scratch / "log")
-                    yield Server(client)
-            finally:
-                process.terminate()
-                process.wait(60)
-
-
-def _wait(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            client.get("/health")
-            return
-        except httpx.TransportError:
-            time.sleep(0.5)
-    raise AssertionError(log.read_text()[-3000:])
+        once = httpx.Limits(max_keepalive_connections=0)  # vLLM closes those that it answered by a 500
+        with (
+            serving(scratch, scratch / "model", OPTIONS) as (url, _),
+            httpx.Client(base_url=url, timeout=60, trust_env=False, limits=once) as client,
+        ):
+            yield Server(client)
 
 
 def close(quick: Any, own: Any) -> None:

@@ -73,8 +73,8 @@ class Chat(OpenAIServingChat):
     ) -> dict[str, Any]:
         """The fields of vLLM's answer. Raises ValueError where the engine has none, or an error."""
         created, final = int(time.time()), None
-        async for final in result_generator:  # noqa: B007
-            pass
+        async for so_far in result_generator:
+            final = so_far
         if final is None or final.outputs[0].finish_reason == "error" or isnan(final.outputs[0].cumulative_logprob or 0.0):
             raise ValueError("no answer")
         output, prompt, with_ids = final.outputs[0], final.prompt_token_ids, request.return_token_ids
