@@ -17,7 +17,7 @@ def main():
         os.execv(python, [python, os.path.join(here, "launch.py"), *sys.argv[1:]])
     from slurmlight.cli import main as run
 
-    run(["launch", *sys.argv[1:]])
+    run(sys.argv[1:], command="launch")
 
 
 if __name__ == "__main__":

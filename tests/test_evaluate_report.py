@@ -14,7 +14,7 @@ import pytest
 from slurmlight import presets
 from slurmlight.evaluate import report
 from slurmlight.evaluate.config import EvalConfig
-from slurmlight.evaluate.store import Answer, read_parts, write_table
+from slurmlight.evaluate.store import Answer, Store, read_parts, write_table
 from slurmlight.evaluate.subject import Subject
 from slurmlight.evaluate.text import markdown
 from slurmlight.files import write_json
@@ -92,6 +92,18 @@ def test_markdown_keeps_hostile_text_on_its_line(written: tuple[Path, dict[str, 
 def test_answers_survive_text_that_is_no_unicode(written: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = written
     assert "?" in read_parts(folder)[0].answer
+
+
+def test_a_part_that_was_removed_lets_no_other_be_overwritten(tmp_path: Path) -> None:
+    for index in range(3):
+        store = Store(tmp_path, 1)
+        store.add(answer(index))
+        store.flush()
+    (tmp_path / "parts/001-00001.parquet").unlink()
+    store = Store(tmp_path, 1)
+    store.add(answer(0))
+    assert store.flush() == 1
+    assert sorted({one.index for one in read_parts(tmp_path)}) == [0, 1, 2]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here")

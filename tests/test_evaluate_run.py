@@ -109,6 +109,21 @@ def test_what_infrastructure_lost_is_tried_again_then_listed_apart_and_asked_by_
     assert [one.index for one in read_parts(folder.path)] == list(range(6))
 
 
+def test_a_partial_evaluation_needs_no_requeue_but_whoever_starts_it_asks_the_rest(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Scripted(failing("grey")) as server:
+        code, folder = evaluate(asked(home, server))
+        assert code == 3 and folder.finished(), "the supervisor does not come back for it"
+        assert run_payload(folder) == 1 and folder.finished(), "nor where the server still fails"
+        server.answer = replay(RIGHT)
+        assert run_payload(folder) == 0 and summary(folder)["complete"]
+        count = server.asked.total()
+        assert run_payload(folder) == 0 and server.asked.total() == count
+    assert capfd.readouterr().out.count("nothing to do") == 1
+    assert [one.index for one in read_parts(folder.path)] == list(range(6))
+
+
 def test_an_episode_that_fails_once_counts_as_any_other(home: Path) -> None:
     with Scripted(failing("grey", times=1)) as server:
         code, folder = evaluate(asked(home, server))
@@ -195,6 +210,10 @@ def test_unlike_measures_are_never_compared(home: Path, capfd: pytest.CaptureFix
         assert code == 2 and "two different measures" in capfd.readouterr().err
         code, _ = evaluate(asked(home, server, name="fewer", limit=3, against="greedy"))
         assert code == 2 and "other questions" in capfd.readouterr().err
+        before = evaluating.folder_of(configure(asked(home, server)), "greedy")
+        write_json(before.config, (read_json(before.config) or {}) | {"instances": 4})
+        code, _ = evaluate(asked(home, server, name="again", against="greedy"))
+        assert code == 2 and "judged on 4 instances of each database, this on 1" in capfd.readouterr().err
 
 
 def test_changed_questions_are_not_mixed_with_old_answers(home: Path, capfd: pytest.CaptureFixture[str]) -> None:

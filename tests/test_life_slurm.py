@@ -227,37 +227,47 @@ with open("{folder}/filler", "wb") as file:
 """
 
 
-def test_a_killed_batch_process_costs_an_attempt(bed: SlurmBed, home: Home):
+@pytest.mark.parametrize("supervisor_too", [False, True])
+def test_a_killed_batch_process_costs_an_attempt(bed: SlurmBed, home: Home, supervisor_too: bool):
     bed.wait_idle()
-    run = runs.make_run(home.path, "batch", steps=8, cluster="slurm", partition="a800", time="60")
+    run = runs.make_run(home.path, f"batch-{supervisor_too}", steps=8, cluster="slurm", partition="a800", time="60")
     runs.add_fault(run, 5, "time.sleep(600)", attempt=1)  # until it is killed
     _, job = start(bed, run)
 
     def cut_loose() -> bool:
-        """The canary's shell is there, and of the two processes of its srun one is left."""
-        sruns, all_of_them = (_processes(bed, job, start, b"sh\0-c\0", b"canary") for start in (b"srun\0", b""))
-        return len(sruns) == 1 and len(all_of_them) == 2
+        """Of the canary there are its shell and one process of its srun: srun's watcher is gone."""
+        canary = _processes(bed, job, b"sh\0-c\0", b"canary")
+        return sorted(_name(pid) for pid in canary) == ["sh", "srun"]
 
     runs.wait_for(cut_loose, "a canary that is cut loose", PATIENCE_S)
     wait_step(run, 4, attempt=1)
-    found = _processes(bed, job, b"", b"submitit.core._submit", str(run.path).encode())
+    found = _processes(bed, job, b"submitit.core._submit", str(run.path).encode())
     (batch,) = [pid for pid in found if _parent(pid) not in found]
     os.kill(batch, signal.SIGKILL)
+    if supervisor_too:
+        (supervisor,) = set(found) - {batch}
+        os.kill(supervisor, signal.SIGKILL)
     wait_attempt(run, 2)
     finished(run)
     assert bed.job(job)["Restarts"] == "1" and [record.kind for record in runs.records(run)] == ["lost", "finished"]
 
 
-def _processes(bed: SlurmBed, job: int, start: bytes, *words: bytes) -> list[int]:
-    """Those of ``job``, on whatever node of the bed, whose command line begins with ``start`` and holds ``words``."""
+def _processes(bed: SlurmBed, job: int, *words: bytes) -> list[int]:
+    """Those of ``job``, on whatever node of the bed, whose command line holds ``words``."""
     of_job = {b"SLURM_JOB_ID=%d" % job, f"SLURM_CONF={bed.env['SLURM_CONF']}".encode()}  # other beds count jobs from 1, too
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             line, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes().split(b"\0")
-            if line.startswith(start) and all(word in line for word in words) and of_job <= set(environment):
+            if all(word in line for word in words) and of_job <= set(environment):
                 found.append(int(entry.name))
     return found
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _parent(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,18 @@ def test_every_port_is_of_the_block_and_the_node_tells_its_slurm_name(is_head: b
     assert len(ports) == len(set(ports)) and all(20_000 <= port < 20_256 for port in ports)
     assert json.loads(options["resources"]) == {"slurmnode:a800-2": 1}
     assert (options["num-gpus"], options["num-cpus"]) == ("4", "32")
+
+
+def test_the_head_gives_the_address_of_its_way_to_the_others() -> None:
+    """Not the loopback interface's, which the own name may stand for. 192.0.2.0/24 is nobody's (RFC 5737)."""
+    own = socket.gethostbyname(socket.gethostname())
+    assert raycluster.own_address(["localhost", "no.such.node.invalid"]) == own
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.77", 9))
+    except OSError:
+        pytest.skip("no route out of this machine")
+    assert not raycluster.own_address(["localhost", "192.0.2.77"]).startswith("127.")
 
 
 def test_the_step_has_one_task_a_node_and_ends_with_the_first_that_ends() -> None:

@@ -196,6 +196,14 @@ def test_a_payload_that_cannot_start_names_the_reason(tmp_path: Path, change: di
     assert code == 1 and words in said and "Traceback" not in said
 
 
+@pytest.mark.parametrize("name", ["lock", "owner.json"])
+def test_a_run_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, name: str):
+    run = runs.make_run(tmp_path)
+    (run.path / name / "in the way").mkdir(parents=True)
+    code, said = runs.finish(run)
+    assert code == 1 and len(said.splitlines()) == 1 and "launch again" in said
+
+
 @pytest.mark.parametrize("text", ["", '{"name": ', "[]", "{}", '{"name": "x"}'])
 def test_a_torn_or_foreign_plan_is_one_clear_line(tmp_path: Path, text: str):
     run = runs.make_run(tmp_path)

@@ -5,6 +5,7 @@ Every attempt starts the whole stack anew (a minute or two of both cores), so fa
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -135,12 +136,10 @@ def of_run(run: RunFolder, word: str) -> list[int]:
     marks = [record.mark for record in runs.records(run)]
     found = []
     for pid in processes.marked(marks):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text()
-        except OSError:
-            continue
-        if word in command and "leash" not in command:
-            found.append(pid)
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            if word in command and "leash" not in command:
+                found.append(pid)
     return found
 
 
@@ -182,10 +181,27 @@ def test_trains_through_a_dead_runner_a_requeue_and_a_dead_gateway(bed: SlurmBed
     assert (summary["complete"], summary["answered"], summary["lost"]) == (True, 12, 0)
 
 
-def test_two_nodes_form_one_cluster_and_train(bed: SlurmBed, home: Path) -> None:
+def second_raylet(run: RunFolder) -> int | None:
+    """Once both nodes of ``run`` have one."""
+    raylets = {
+        number: pid for pid in of_run(run, "/raylet ") for number in "01" if f"\0SLURM_PROCID={number}\0" in _environment(pid)
+    }
+    return raylets.get("1") if len(raylets) == 2 else None
+
+
+def _environment(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return ""
+
+
+def test_two_nodes_form_one_cluster_lose_one_and_train(bed: SlurmBed, home: Path) -> None:
     one_step = ("trainer.total_training_steps=1", "trainer.test_freq=0")
     run, job = launch(home, "--nodes", "2", "--name", "two", *(part for setting in one_step for part in ("--set", setting)))
+    os.kill(runs.wait_for(lambda: second_raylet(run), "two Ray nodes", PATIENCE_S), signal.SIGKILL)
     finished(run)
+    assert [record.kind for record in runs.records(run)] == ["crash", "finished"], tail(run)
+    assert "Ray lost a node" in runs.log(run) and bed.job(job)["Restarts"] == "1"
     assert len(rows(run)) == 1 and rows(run)[0]["actor/grad_norm"] > 0
     shards = sorted(path.name for path in (run.path / "global_step_1/actor").glob("model_world_size_*.pt"))
     assert shards == ["model_world_size_2_rank_0.pt", "model_world_size_2_rank_1.pt"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmlight import evaljobs, evaluating, launching
+from slurmlight import evaljobs, evaluating, launching, presets
 from slurmlight.cluster import slurm
 from slurmlight.errors import UserError
 from slurmlight.evaluate.config import EvalConfig
@@ -33,22 +33,40 @@ class Chained:
 def plan_after(training: JobPlan, preset: Preset, dry: bool, flags: dict[str, Any]) -> Chained:
     """The evaluation of what ``training`` will have trained, on the same partition with the same ``flags``.
 
-    Raises UserError for a missing data file.
+    Raises UserError for a missing data file; a ``dry`` one is only shown and needs none.
     """
-    config = evaluating.configure_after(preset, RunFolder(training.run_folder))
+    run = RunFolder(training.run_folder)
+    config = _shown(preset, run) if dry else evaluating.configure_after(preset, run)
     own = {key: value for key, value in flags.items() if key != "dependency"} | {"env_names": evaluating.env_names()}
     plan = evaluating.make_plan(config, evaluating.folder_of(config, None), training.cluster, dry, own)
     return Chained(config, _after(plan, PARENT) if plan.cluster == "slurm" else plan)
 
 
+def _shown(preset: Preset, run: RunFolder) -> EvalConfig:
+    """As much of the evaluation's configuration as its plan follows from."""
+    data = preset.data.test_files or preset.data.val_files
+    return EvalConfig(
+        kind="checkpoint",
+        preset=presets.to_json(preset),
+        data=data,
+        database_dir=preset.data.database_dir,
+        run=str(run.path),
+    )
+
+
+def check_follow(plan: JobPlan, follow: bool) -> None:
+    """Raises UserError where nobody would start the evaluation when the training has finished."""
+    if plan.cluster == "local" and not follow:
+        raise UserError(
+            "--no-follow and --then-eval: nobody would be left to start the evaluation",
+            f"leave one out; slurmlight eval {plan.name} evaluates later",
+        )
+
+
 def start(plan: JobPlan, preset: Preset, why: str, then: Chained, *, fresh: bool, follow: bool) -> int:
     """Train ``plan``, then evaluate. Returns the exit code: the training's where that did not finish."""
+    check_follow(plan, follow)
     if plan.cluster == "local":
-        if not follow:
-            raise UserError(
-                "--no-follow and --then-eval: nobody would be left to start the evaluation",
-                f"leave one out; slurmlight eval {plan.name} evaluates later",
-            )
         code = launching.start(plan, preset, why, fresh=fresh, follow=True)
         return code or evaljobs.start(then.config, then.plan, why, fresh=False, follow=True)
     job = launching.begin(plan, preset, why, fresh=fresh, follow=follow)

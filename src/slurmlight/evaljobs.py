@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmlight import evaluating, launching
 from slurmlight import plan as plans
-from slurmlight.cluster import slurm
+from slurmlight.cluster import container, slurm
 from slurmlight.cluster.states import plain_reason
 from slurmlight.errors import UserError
 from slurmlight.evaluate.config import EvalConfig
@@ -99,6 +99,7 @@ def run_here(asked: Asked, flags: dict[str, Any]) -> int:
         plan = plans.make_plan(
             preset, name=evaluating.job_name(config, folder), project=home(), cluster="slurm", python=sys.executable, **given
         )
+        container.check_runtime(plan)
         payload = (sys.executable, "-m", "slurmlight.evaluate.main", str(folder.path))
         evaluating.prepare(config, replace(plan, run_folder=str(folder.path), payload=payload), fresh=False)
         record = {"cluster": "slurm", "job_id": job, "name": env.get("SLURM_JOB_NAME", ""), "submitted": time.time()}

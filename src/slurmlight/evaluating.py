@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from slurmlight.evaluate.config import FREE_KEYS, SERVED_IN_FLIGHT, EvalConfig, 
 from slurmlight.files import read_json, write_json
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
-from slurmlight.runfolder import RunFolder, all_runs, find_run, home
+from slurmlight.runfolder import RunFolder, all_runs, find_run, home, is_run, launched, readable
 from slurmlight.secrets import forwarded_names
 from slurmlight.train import checkpoints
 from slurmlight.train.config import read_preset
@@ -57,9 +58,10 @@ def configure(asked: Asked, *, later: bool = False, questions: bool = True) -> E
     """
     _contradictions(asked)
     run = None if asked.preset else find_run(asked.run) if asked.run else newest_run()
-    preset = read_preset(run.path) if run else presets.load(asked.preset or "")
-    kind = "endpoint" if asked.endpoint else "baseline" if asked.baseline or run is None else "checkpoint"
-    step = _step(run, asked.step) if kind == "checkpoint" and run and not later else asked.step
+    with readable(run) if run else nullcontext():
+        preset = read_preset(run.path) if run else presets.load(asked.preset or "")
+        kind = "endpoint" if asked.endpoint else "baseline" if asked.baseline or run is None else "checkpoint"
+        step = _step(run, asked.step) if kind == "checkpoint" and run and not later else asked.step
     return _config(asked, preset, run, kind, step, questions)
 
 
@@ -103,11 +105,18 @@ def _config(asked: Asked, preset: Preset, run: RunFolder | None, kind: Kind, ste
 
 def newest_run() -> RunFolder:
     """The training run launched last of those that are finished or have a complete checkpoint. Raises UserError."""
-    ready = [run for run in all_runs() if run.finished() or checkpoints.newest_complete(run.path)]
-    ready = [run for run in ready if not has_begun(run)]  # evaluations without a training run
+    ready = [run for run in all_runs() if _is_ready(run)]
     if not ready:
         raise UserError(f"no run under {home() / 'checkpoints'} has a complete checkpoint", "train one, or name --preset")
-    return max(ready, key=lambda run: run.config.stat().st_mtime)
+    return max(ready, key=launched)
+
+
+def _is_ready(run: RunFolder) -> bool:
+    try:
+        trained = bool(run.finished() or checkpoints.newest_complete(run.path))
+        return trained and not has_begun(run)  # no evaluation without a training run
+    except OSError:  # one that cannot be read must be named to be asked for
+        return False
 
 
 def _contradictions(asked: Asked) -> None:
@@ -151,7 +160,7 @@ def _absolute(preset: Preset) -> Preset:
 def _other(run: RunFolder | None, text: str) -> Path:
     """The evaluation to compare with: a name beside this one, a name under checkpoints/, or a folder."""
     beside = run.path / "eval" / text if run else None
-    path = beside if beside and (beside / "config.json").exists() else find_run(text).path
+    path = beside if beside and is_run(beside) else find_run(text).path
     if not has_begun(RunFolder(path)):
         raise UserError(f"{path} is no evaluation that has begun", "name one: RUN/eval/NAME")
     return path

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmlight import plan as plans
 from slurmlight import presets
-from slurmlight.cluster import gres, guard, profiles, slurm
+from slurmlight.cluster import container, gres, guard, profiles, slurm
 from slurmlight.cluster.command import CommandError
 from slurmlight.cluster.states import State
 from slurmlight.errors import UserError, unknown_name
@@ -20,9 +20,9 @@ from slurmlight.files import read_json, write_json
 from slurmlight.following import attend, tell
 from slurmlight.modelversion import check_for_seed
 from slurmlight.plan import ClusterName, JobPlan
-from slurmlight.presets import Preset
+from slurmlight.presets import Preset, rules
 from slurmlight.rewards.user import look_at
-from slurmlight.runfolder import RunFolder, find_run, home
+from slurmlight.runfolder import RunFolder, find_run, home, readable
 from slurmlight.secrets import forwarded_names
 from slurmlight.train import checkpoints
 
@@ -67,11 +67,19 @@ def choose_cluster(asked: str, preset: Preset, partition: str | None, dry: bool)
 
 
 def make_plan(preset: Preset, cluster: ClusterName, name: str | None, dry: bool, flags: dict[str, Any]) -> JobPlan:
-    """Flags win over the partition's profile, the profile over the preset. A dry run asks Slurm only where it answers."""
+    """Flags win over the partition's profile, the profile over the preset. A dry run asks Slurm only where it answers.
+
+    Raises UserError for flags that cannot be meant.
+    """
     given = {key: value for key, value in flags.items() if value is not None}
+    limit = given.get("time", preset.job.time)
+    for error in (*rules.memory("--mem", given.get("mem", "")), *rules.time_limit("--time", limit)):
+        raise error
     if cluster == "slurm":
         given = _on_partition(preset, dry, given)
-    return plans.make_plan(preset, name=name or preset.name, project=home(), cluster=cluster, python=sys.executable, **given)
+    plan = plans.make_plan(preset, name=name or preset.name, project=home(), cluster=cluster, python=sys.executable, **given)
+    container.check_runtime(plan)
+    return plan
 
 
 def _on_partition(preset: Preset, dry: bool, given: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +107,9 @@ def dependency(text: str, dry: bool) -> str:
     an unknown id and starts the job at once."""
     kind, _, parent = text.rpartition(":")
     if not parent.replace("_", "").isdigit():
-        record = read_json(find_run(parent).job) or {}
+        run = find_run(parent)
+        with readable(run):
+            record = read_json(run.job) or {}
         parent = str(record.get("job_id", ""))
     return f"{kind or 'afterok'}:{parent if dry else slurm.require_parent(parent)}"
 
@@ -175,16 +185,19 @@ def begin(plan: JobPlan, preset: Preset, why: str, *, fresh: bool, follow: bool)
     run = RunFolder(plan.run_folder)
     for line in describe(plan, why, presets.warnings(preset)):
         print(line, flush=True)
-    job = active_job(run)
-    if job and not fresh:
-        print(f"job       {job} works on this run already; following it", flush=True)
-        return job
-    if job:
-        raise UserError(f"run '{plan.name}' is running as job {job}", f"slurmlight cancel {plan.name}, or give another --name")
-    check_inputs(plan, preset)
-    if not fresh:
-        check_resume(plan, run)
-    prepare(plan, preset, fresh)
+    with readable(run):
+        job = active_job(run)
+        if job and not fresh:
+            print(f"job       {job} works on this run already; following it", flush=True)
+            return job
+        if job:
+            raise UserError(
+                f"run '{plan.name}' is running as job {job}", f"slurmlight cancel {plan.name}, or give another --name"
+            )
+        check_inputs(plan, preset)
+        if not fresh:
+            check_resume(plan, run)
+        prepare(plan, preset, fresh)
     job = slurm.patiently(lambda: submit.submit(plan, follow=follow), tell)
     print(f"job       {job}: slurmlight logs -f {plan.name} | status {plan.name} | cancel {plan.name}", flush=True)
     return job
@@ -202,12 +215,13 @@ def active_job(run: RunFolder) -> str:
 
 def check_inputs(plan: JobPlan, preset: Preset) -> None:
     """Raises UserError, before anything is submitted, for files that the payload would miss hours later."""
-    for part in preset.reward:
-        if part.file:
-            look_at(Path(plan.project_folder) / part.file, part.name)
-    if preset.warmstart is not None:
-        return  # data and policy of the tiny preset are made by the run itself
+    check_rewards(plan, preset)
     project = Path(plan.project_folder)
+    if preset.warmstart is not None:
+        from slurmlight.data.toy import refuse_others
+
+        refuse_others(project / preset.data.train_files)
+        return  # data and policy of the tiny preset are made by the run itself
     for key, value in (("data.train_files", preset.data.train_files), ("data.val_files", preset.data.val_files)):
         if not (project / value).exists():
             raise UserError(f"{key}: {project / value} does not exist", "make it with: slurmlight data spider --from DIR")
@@ -216,6 +230,13 @@ def check_inputs(plan: JobPlan, preset: Preset) -> None:
         raise UserError(f"model folder {project / model} has no config.json", "fetch it with: slurmlight model fetch")
     if preset.engine.stack == "seed":
         check_for_seed(project / model)
+
+
+def check_rewards(plan: JobPlan, preset: Preset) -> None:
+    """Raises UserError for a reward of one's own whose file is missing or has no such function."""
+    for part in preset.reward:
+        if part.file:
+            look_at(Path(plan.project_folder) / part.file, part.name)
 
 
 def check_resume(plan: JobPlan, run: RunFolder) -> None:
@@ -242,6 +263,7 @@ def run_here(preset: Preset, name: str | None, flags: dict[str, Any]) -> int:
     if profile := profiles.load_all().get(flags["partition"]):
         flags = profile.defaults(preset.engine.stack) | flags
     plan = plans.make_plan(preset, name=name or preset.name, project=home(), cluster="slurm", python=sys.executable, **flags)
+    container.check_runtime(plan)
     check_inputs(plan, preset)
     run = prepare(plan, preset, fresh=False)
     record = {"cluster": "slurm", "job_id": job, "name": env.get("SLURM_JOB_NAME", ""), "submitted": time.time()}

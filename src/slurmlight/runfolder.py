@@ -19,6 +19,8 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,17 +148,56 @@ def find_run(text: str | None = None) -> RunFolder:
 
     Raises UserError, naming the runs there are, where there is none.
     """
-    runs = all_runs()
     if text is None:
-        if not runs:
+        if not (runs := all_runs()):
             raise UserError(f"no run under {home() / 'checkpoints'}", "start one: python launch.py --preset tiny")
-        return max(runs, key=lambda run: run.config.stat().st_mtime)
+        return max(runs, key=launched)
     for path in (home() / "checkpoints" / text, Path(text)):
-        if (path / "config.json").exists():
+        if is_run(path):
             return RunFolder(path)
-    raise unknown_name("run", text, [run.name for run in runs])
+    raise unknown_name("run", text, [run.name for run in all_runs()])
 
 
 def all_runs() -> list[RunFolder]:
-    """Every run under checkpoints/, by name."""
-    return [RunFolder(path.parent) for path in sorted((home() / "checkpoints").glob("*/config.json"))]
+    """Every run under checkpoints/, by name; also those whose folder may not be looked into. Raises UserError where
+    checkpoints/ itself may not."""
+    root = home() / "checkpoints"
+    try:
+        found = sorted(root.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise UserError(f"folder {root} cannot be read ({error.strerror})", "see SLURMLIGHT_HOME and its permissions") from None
+    return [RunFolder(path) for path in found if is_run(path)]
+
+
+def is_run(path: Path) -> bool:
+    """Whether config.json is there. A folder that may not be looked into is taken for a run: reading it says what is wrong."""
+    try:
+        os.stat(path / "config.json")
+    except PermissionError:
+        return True
+    except OSError:  # nothing there, or too long to be a name
+        return False
+    return True
+
+
+def launched(run: RunFolder) -> float:
+    """When the run was launched last; 0 where that cannot be read."""
+    try:
+        return run.config.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+@contextmanager
+def readable(run: RunFolder) -> Iterator[None]:
+    """For commands: a file of ``run`` that cannot be read (or written) becomes a UserError that names it. Other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error.filename, str | Path) or not Path(error.filename).is_relative_to(run.path):
+            raise
+        raise UserError(
+            f"run {run.name}: {error.filename} cannot be used ({error.strerror})", "mend it, or do this as the run's owner"
+        ) from None

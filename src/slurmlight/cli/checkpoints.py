@@ -21,13 +21,14 @@ def checkpoints(
     """Each checkpoint: complete or why not, size, validation, and which one a resume would take."""
     import json
 
-    from slurmlight.runfolder import find_run
+    from slurmlight.runfolder import find_run, readable
     from slurmlight.train import checkpoints as kept
 
     folder = find_run(run)
-    if accept is not None:
-        kept.accept(folder.path, accept)
-    report = _report(folder)
+    with readable(folder):
+        if accept is not None:
+            kept.accept(folder.path, accept)
+        report = _report(folder)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:

@@ -25,12 +25,14 @@ def register(app: typer.Typer) -> None:
 
     @data.command()
     def toy(
-        out: Annotated[Path, typer.Option(help="folder to write")] = Path("data/toy"),
+        out: Annotated[Path | None, typer.Option(help="folder to write; default: data/toy, where the presets look")] = None,
         seed: Annotated[int, typer.Option(min=0, help="seed of rows and questions")] = 0,
     ) -> None:
         """Generate the tiny preset's databases and questions (a second call finds them whole and does nothing)."""
         from slurmlight.data import toy
+        from slurmlight.runfolder import home
 
+        out = out or home() / "data/toy"
         wrote = toy.ensure(out, seed)
         rows = ", ".join(f"{name} {count}" for name, count in toy.counts(out).items())
         names = ", ".join(domain.name for domain in toy.DOMAINS if domain.name not in toy.UNSEEN)
@@ -43,7 +45,7 @@ def register(app: typer.Typer) -> None:
         source: Annotated[
             Path, typer.Option("--from", help="unpacked Spider download: train_spider.json, dev.json, database/")
         ],
-        out: Annotated[Path, typer.Option(help="folder to write")] = Path("data"),
+        out: Annotated[Path | None, typer.Option(help="folder to write; default: data, where the presets look")] = None,
         databases: Annotated[
             Databases, typer.Option(help="how database/ is filled; a link must be visible in the container")
         ] = (Databases.copy),
@@ -52,7 +54,9 @@ def register(app: typer.Typer) -> None:
         from rich.console import Console
 
         from slurmlight.data.spider import import_spider
+        from slurmlight.runfolder import home
 
+        out = out or home() / "data"
         with Console(stderr=True).status("reading") as status:
             report = import_spider(
                 source,

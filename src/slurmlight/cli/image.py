@@ -28,9 +28,8 @@ def build(
 ) -> None:
     """Build docker/STACK/Dockerfile with docker, podman or buildah, whichever works here."""
     from slurmlight.cluster import imagebuild
-    from slurmlight.runfolder import home
 
-    name = imagebuild.build(stack.value, home(), build_arg or [], builder_option or [], _say)
+    name = imagebuild.build(stack.value, imagebuild.project_folder(stack.value), build_arg or [], builder_option or [], _say)
     print(f"built {name}; for a cluster: slurmlight image convert {name} build/slurmlight-{stack.value}.sif")
 
 

@@ -70,7 +70,10 @@ def launch(
         asked["dependency"] = launching.dependency(depend, dry_run)
     plan = launching.make_plan(chosen, where, name, dry_run, asked)
     then = chaining.plan_after(plan, chosen, dry_run, asked) if then_eval else None
+    if then:
+        chaining.check_follow(plan, follow)
     if dry_run:
+        launching.check_rewards(plan, chosen)
         _print_dry_run(plan, chosen, why, then)
         return
     if then:

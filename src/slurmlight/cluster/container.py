@@ -146,15 +146,18 @@ def check(plan: JobPlan) -> str:
     return runtime
 
 
-def resolve(plan: JobPlan, which: Callable[[str], str | None] = shutil.which) -> tuple[str, Path | None]:
-    """(runtime, path of the image): the plan's own runtime, or the first on this node that can run such an image."""
+def check_runtime(plan: JobPlan) -> None:
+    """Raises UserError for a runtime that cannot be meant, by its name alone: before a submit, too."""
     if plan.runtime and plan.runtime not in ADAPTERS:
         raise unknown_name("container runtime", plan.runtime, ADAPTERS)
-    if not plan.image:
-        if plan.runtime not in ("", "none"):
-            raise UserError(f"runtime '{plan.runtime}' is set but no image", "set 'image', or runtime = \"none\"")
-        return "none", None
-    if plan.runtime == "none":
+    if not plan.image and plan.runtime not in ("", "none"):
+        raise UserError(f"runtime '{plan.runtime}' is set but no image", "set 'image', or runtime = \"none\"")
+
+
+def resolve(plan: JobPlan, which: Callable[[str], str | None] = shutil.which) -> tuple[str, Path | None]:
+    """(runtime, path of the image): the plan's own runtime, or the first on this node that can run such an image."""
+    check_runtime(plan)
+    if not plan.image or plan.runtime == "none":
         return "none", None
     path = image.path_of(plan.image, plan.project_folder)
     able = FORMS[image.form_of(plan.image, path)]

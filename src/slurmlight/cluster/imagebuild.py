@@ -15,6 +15,7 @@ from pathlib import Path
 from slurmlight.cluster import command
 from slurmlight.errors import UserError
 from slurmlight.files import write_atomic
+from slurmlight.runfolder import home
 
 BUILDERS = ("docker", "podman", "buildah")
 ASK_DEADLINE_S = 30.0
@@ -46,13 +47,24 @@ def build_argv(builder: str, stack: str, context: Path, arguments: Sequence[str]
     verb = ["bud", "--layers"] if builder == "buildah" else ["build"]
     values = [part for argument in arguments for part in ("--build-arg", argument)]
     form = [] if builder == "docker" else ["--format", "docker"]  # keeps SHELL and HEALTHCHECK instructions readable to docker
-    dockerfile = str(context / "docker" / stack / "Dockerfile")
+    dockerfile = str(_dockerfile(context, stack))
     return [builder, *verb, *form, *extra, *values, "--file", dockerfile, "--tag", tag(stack), str(context)]
+
+
+def project_folder(stack: str) -> Path:
+    """The folder with the stack's Dockerfile: the working folder, else SLURMLIGHT_HOME, which may hold data and runs alone,
+    else this checkout."""
+    places = (Path.cwd(), home(), Path(__file__).parents[3])
+    return next((place for place in places if _dockerfile(place, stack).is_file()), places[0])
+
+
+def _dockerfile(context: Path, stack: str) -> Path:
+    return context / "docker" / stack / "Dockerfile"
 
 
 def build(stack: str, context: Path, arguments: Sequence[str], extra: Sequence[str], say: Say) -> str:
     """Build and return the image's name. Raises UserError with what to look at where the build fails."""
-    if not (context / "docker" / stack / "Dockerfile").is_file():
+    if not _dockerfile(context, stack).is_file():
         raise UserError(f"no docker/{stack}/Dockerfile below {context}", "run this in the project folder")
     for argument in arguments:
         if "=" not in argument:

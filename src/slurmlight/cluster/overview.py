@@ -1,6 +1,7 @@
 """What a person or a script sees of a run: state in plain words, how far it is, what it waits for, what to do.
 
-Reads the run folder and, where a job is on its way, Slurm. Nothing here fails on a torn or foreign folder.
+Reads the run folder and, where a job is on its way, Slurm. Nothing here fails on a torn or foreign folder; a file that
+may not be read is an OSError, but for the list of all runs.
 """
 
 from __future__ import annotations
@@ -55,10 +56,14 @@ class View:
 
 
 def look_all(runs: Iterable[RunFolder]) -> list[View]:
-    """The views of ``runs``; a Slurm that does not answer is waited for once, not once a run."""
+    """The views of ``runs``, one that cannot be read among them; a Slurm that does not answer is waited for once, not once a
+    run."""
     views, silent = [], False
     for run in runs:
-        view, silent = _look(run, silent)
+        try:
+            view, silent = _look(run, silent)
+        except OSError as error:
+            view = _unreadable(run, error)
         views.append(view)
     return views
 
@@ -118,6 +123,33 @@ def _look(run: RunFolder, silent: bool) -> tuple[View, bool]:
         heartbeat_age_s=max(0.0, now - status.time) if status and running else None,
         folder=str(run.path),
     ), silent
+
+
+def _unreadable(run: RunFolder, error: OSError) -> View:
+    name = Path(str(error.filename)).name if error.filename else "a file"
+    return View(
+        run=run.name,
+        job="",
+        node="",
+        state="unknown",
+        step=0,
+        total_steps=None,
+        attempts=0,
+        restarts=0,
+        lost_steps=0,
+        cause="",
+        says=f"unreadable: {name} ({error.strerror})",
+        action=f"mend {error.filename or run.path}, or look as the run's owner",
+        phase="",
+        reward=None,
+        validation=None,
+        seconds_per_step=None,
+        eta_s=None,
+        checkpoint_step=0,
+        checkpoint_age_s=None,
+        heartbeat_age_s=None,
+        folder=str(run.path),
+    )
 
 
 def _state(run: RunFolder, job: dict[str, Any], silent: bool) -> tuple[str, str, str, Verdict | None]:

@@ -82,15 +82,20 @@ class Local:
 # A step beside the batch process, told by Slurm what that one is told late or never (measured on Slurm 22.05):
 # - With a grace time TERM goes to steps at its start, to the batch process only at its end. The canary ends; see Slurm.look.
 # - A batch process killed by a signal leaves a FAILED job that Slurm does not requeue, but its steps get TERM and KillWait:
-#   time for the canary to requeue it. $1 is the cap, for a batch process that is killed again and again. srun dies with the
-#   batch process, and its watcher would then kill the step before that TERM: see Slurm._cut_loose.
+#   time for the canary to requeue it, and to ask again where the controller does not answer. $1 is the cap, for a batch
+#   process that is killed again and again. The step must outlive its srun for that: see Slurm._cut_loose.
 _CANARY = """
 leave() {
     trap "" TERM
     kill "$child"
-    scontrol -o show job "$SLURM_JOB_ID" | grep -q "Reason=JobLaunchFailure" || exit 0
-    [ "${SLURM_RESTART_COUNT:-0}" -lt "$1" ] && scontrol requeue "$SLURM_JOB_ID"
-    exit 0
+    [ "${SLURM_RESTART_COUNT:-0}" -lt "$1" ] || exit 0
+    while :; do
+        if job=$(scontrol -o show job "$SLURM_JOB_ID"); then
+            case "$job" in *" Reason=JobLaunchFailure "*) ;; *) exit 0 ;; esac
+            scontrol requeue "$SLURM_JOB_ID" && exit 0
+        fi
+        sleep 1
+    done
 }
 trap 'leave "$1"' TERM
 sleep infinity & child=$!
@@ -167,7 +172,7 @@ class Slurm:
         self._watched = True
 
         def prepare() -> None:
-            die_with_parent(signal.SIGTERM)
+            die_with_parent()  # by KILL: told anything else, srun would end the step at once
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
         argv = ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--mem=0", "--job-name=canary"]
@@ -180,7 +185,7 @@ class Slurm:
 
     def _cut_loose(self, srun: int) -> None:
         """End srun's watcher, a fork that has the step killed where srun is. Without it the step lives on until Slurm's TERM
-        (batch processes killed whose job came back: 60 of 60; with the watcher 71 of 78)."""
+        (batch process and supervisor killed: 40 of 40 jobs came back; where the kernel told srun by TERM, 1 of 4)."""
         if self._watched and (watchers := processes.children(srun)):
             processes.end(watchers)
             self._watched = False

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
+from slurmlight.cluster import binds
 from slurmlight.cluster.runtimes import ADAPTERS
 from slurmlight.errors import UserError, unknown_name
+from slurmlight.presets import rules
 from slurmlight.runfolder import home
 
 _MODULE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Text = Annotated[str, Meta(pattern=r"^[^\x00-\x1f]*$")]
 
@@ -115,6 +119,8 @@ def _profile(name: str, table: Any, path: Path) -> Profile:
 
 def _check_words(profile: Profile, path: Path) -> None:
     """Modules go into a job script, runtimes and stacks are known names: refused here rather than on the node."""
+    for error in _errors(profile):
+        raise UserError(f"{path}: profile '{profile.name}': {error.what}", error.mend)
     for module in profile.modules:
         if not _MODULE.match(module):
             raise UserError(
@@ -126,3 +132,19 @@ def _check_words(profile: Profile, path: Path) -> None:
         for stack in profile.image:
             if stack not in ("seed", "current"):
                 raise unknown_name(f"stack in the images of profile '{profile.name}':", stack, ("seed", "current"))
+
+
+def _errors(profile: Profile) -> Iterator[UserError]:
+    yield from rules.memory("mem", profile.mem)
+    for bind in profile.binds:
+        try:
+            binds.parse(bind)
+        except UserError as error:
+            yield UserError(f"binds: {error.what}", error.mend)
+    for name in profile.env_names:
+        if not _VARIABLE.fullmatch(name):  # what follows a '=' may be a secret
+            yield UserError(f"env_names: {name.partition('=')[0]!r} is not the name alone", "values stay in your environment")
+    if profile.scratch and not re.fullmatch(r"/[^,:\s]*", profile.scratch):  # containers bind it
+        yield UserError(
+            f"scratch={profile.scratch!r} is not an absolute path without blanks, commas and colons", "for instance /local"
+        )

@@ -128,9 +128,19 @@ def start_command(
 
 
 def _announce(folder: Path, reserved: ports.Ports) -> str:
-    address = f"{socket.gethostbyname(socket.gethostname())}:{reserved.ray_head}"
+    address = f"{own_address(os.environ['SLURMLIGHT_RAY_NODES'].split(','))}:{reserved.ray_head}"
     write_atomic(folder / "head.json", json.dumps({"address": address}))
     return address
+
+
+def own_address(nodes: Sequence[str]) -> str:
+    """Where the others of ``nodes`` reach this one. Its own name will not do: /etc/hosts often has it at 127.0.1.1."""
+    for name in nodes:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((name, 9))  # sends nothing: the kernel looks up the route, and with it the interface
+            if not (address := probe.getsockname()[0]).startswith("127."):
+                return address
+    return socket.gethostbyname(socket.gethostname())
 
 
 def _await_head(folder: Path) -> str:

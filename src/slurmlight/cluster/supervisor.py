@@ -50,6 +50,8 @@ def supervise(folder: Path | str) -> int:
         job = job_here(plan.cluster, os.environ)
         with guard.own(run, job):
             return guard.guard(lambda: Supervisor(run, plan, job).run(), lambda how: outcome.give_up(run, job, how))
+    except OSError as error:
+        return _unwritable(run, error)
     except UserError as error:
         print(f"slurmlight: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -80,11 +82,8 @@ class Supervisor:
                     ports.forget(self.place.job)
                     why = f"stopped on request ({self.warning.reason})" if self.warning else ""
                     return outcome.write(self.run_folder, Decision("stop", why), replace(end, stop_reason="interrupt"))
-        except OSError as error:  # records cannot be written: nothing would be known of what follows
-            print(
-                f"slurmlight: run folder {self.run_folder.path}: {error}; free space there, then launch again", file=sys.stderr
-            )
-            return FAILED
+        except OSError as error:
+            return _unwritable(self.run_folder, error)
         finally:
             self.place.close()
 
@@ -241,6 +240,13 @@ class Supervisor:
             self.place.avoid_node(log.line)
         signal.sigtimedwait({signal.SIGTERM}, TERM_WAIT_S)
         return STOPPED
+
+
+def _unwritable(run: RunFolder, error: OSError) -> int:
+    """Records cannot be written: nothing would be known of what follows."""
+    mend = "make room there or see who owns it, then launch again"
+    print(f"slurmlight: run folder {run.path}: {error}; {mend}", file=sys.stderr, flush=True)
+    return FAILED
 
 
 def _plan(run: RunFolder) -> JobPlan:

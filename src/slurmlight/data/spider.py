@@ -153,7 +153,7 @@ class _Checker:
         if Path(db_id).name != db_id or db_id in (".", ".."):
             return None
         paths = (home / db_id / f"{db_id}.sqlite" for home in self.homes)
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if os.path.isfile(path)), None)  # Path.is_file raises for a name too long
 
     def _run(self, database: Path, row: Row) -> str:
         """Why the gold does not work; "" where it runs."""
@@ -166,7 +166,7 @@ class _Checker:
 
 
 def _find(source: Path) -> Path:
-    if not source.is_dir():
+    if not os.path.isdir(source):  # unlike Path.is_dir it answers for a name too long to be one, too
         raise UserError(f"{source} is not a folder", "give the folder of an unpacked Spider download")
     names = ("train_spider.json", "dev.json", "test.json")
     for folder in (source, *sorted(path for path in source.iterdir() if path.is_dir())):
@@ -182,7 +182,7 @@ def _read(path: Path) -> list[Row]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error})") from None
     if not isinstance(value, list) or not value:
         raise UserError(f"{path} is not a list of questions")

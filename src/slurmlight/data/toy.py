@@ -2,7 +2,7 @@
 
 FOLDER/database/DB/DB.sqlite, DB-2.sqlite    the same schema with other rows
 FOLDER/{train,val,test,unseen}.parquet       question, db_id, query, family
-FOLDER/recipe.json                           what made them and every file's sha256; written last
+FOLDER/recipe.json                           what made them; every file's sha256 comes last, when all are whole
 
 ``warm`` is for the supervised warm start; ``train``, for RL, is the part of it in which no family drowns the small ones.
 """
@@ -37,16 +37,17 @@ HELD_OUT_SHARE = 0.3  # at most this share of a family's distinct questions goes
 def ensure(folder: Path | str, seed: int = 0) -> bool:
     """Generate the data in ``folder`` unless they are there, whole, and made by this recipe. True where it wrote.
 
-    A kill leaves whole files without recipe.json: the next call starts again. Raises UserError where ``folder`` cannot be
-    written.
+    A kill leaves a recipe.json without hashes: the next call starts again. Raises UserError where ``folder`` cannot be
+    written, or holds files of these names that something else made.
     """
     folder = Path(folder)
     recipe = _recipe(seed)
-    if is_whole(folder, recipe):
-        return False
     try:
+        if is_whole(folder, recipe):
+            return False
+        _refuse_foreign(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.json").unlink(missing_ok=True)
+        write_json(folder / "recipe.json", {"recipe": recipe})  # first: what a kill leaves is known to be ours
         _write_databases(folder / "database", seed)
         splits = make_splits(folder / "database", seed)
         for name, questions in splits.items():
@@ -62,6 +63,35 @@ def is_whole(folder: Path, recipe: dict[str, Any]) -> bool:
     if not isinstance(record, dict) or record.get("recipe") != recipe:
         return False
     return record.get("files") == _hashes(folder)
+
+
+def refuse_others(train: Path) -> None:
+    """Raises UserError where generating for the train file ``train`` could not give it, or would overwrite files of others."""
+    folder = train.parent
+    try:
+        _refuse_foreign(folder)
+        if train.stem in SPLITS and train.suffix == ".parquet":
+            return
+        if train.exists() and _is_ours(folder):
+            return  # somebody's own selection of the generated questions
+    except OSError as error:
+        raise UserError(f"data folder {folder} cannot be read ({error.strerror})", "choose another folder") from None
+    raise UserError(
+        f"data.train_files: {train} is none of the generated files ({', '.join(f'{name}.parquet' for name in SPLITS)})",
+        "name one of them; questions of your own need a preset without [warmstart]",
+    )
+
+
+def _is_ours(folder: Path) -> bool:
+    record = read_json(folder / "recipe.json")
+    return isinstance(record, dict) and "recipe" in record
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if _is_ours(folder):
+        return
+    if found := next((name for name in ("recipe.json", *_files()) if os.path.lexists(folder / name)), ""):
+        raise UserError(f"{folder} holds a {found} that is not generated toy data", "choose another folder, or move it away")
 
 
 def counts(folder: Path) -> dict[str, int]:

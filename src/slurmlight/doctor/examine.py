@@ -18,7 +18,7 @@ from slurmlight.files import read_json
 from slurmlight.modelversion import check_for_seed
 from slurmlight.plan import JobPlan
 from slurmlight.presets import Preset
-from slurmlight.runfolder import RunFolder
+from slurmlight.runfolder import RunFolder, readable
 
 STACKS = ("tiny", "seed", "current")
 
@@ -42,7 +42,8 @@ def subject(stack: str | None, folder: RunFolder | None) -> Subject:
     """From the flags; the stack is that of the run, else what this Python has. Raises UserError for a folder without a plan."""
     if folder is None:
         return Subject(stack or _stack_here())
-    plan, config = read_json(folder.plan), read_json(folder.config)
+    with readable(folder):
+        plan, config = read_json(folder.plan), read_json(folder.config)
     if plan is None or config is None:
         raise UserError(f"run folder {folder.path} holds no plan", "launch the run first, or leave --run out")
     preset = presets.from_json(config)

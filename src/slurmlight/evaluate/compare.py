@@ -43,6 +43,8 @@ def mismatch(config: EvalConfig, subject: Subject, other: Path) -> str:
         return f"it asked other questions ({theirs.data}, {kept['questions']}; here {config.data}, {subject.questions})"
     if kept["databases"] != subject.databases:
         return f"it ran on other databases ({kept['databases']}; here {subject.databases})"
+    if theirs.instances != config.instances:  # ``databases`` names all that lie there, used or not
+        return f"it judged on {theirs.instances} instances of each database, this on {config.instances}: two different measures"
     return ""
 
 

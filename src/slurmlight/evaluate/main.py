@@ -4,7 +4,8 @@
 
 Exit codes: 0 every question answered, 3 all tried but some lost to infrastructure (listed apart; starting again asks them),
 75 stopped on request, 2 bad input, 1 everything else, a server that died for instance (starting again goes on with the open
-questions). What was answered is kept and reported in each case. SIGUSR1 prints all stacks.
+questions). What was answered is kept in each case. 0, 3 and a server that dies while it is asked leave a report of it; a stop
+and a server that does not come up leave none. SIGUSR1 prints all stacks.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     folder = RunFolder(arguments[0])
     try:
-        if folder.finished():
+        if folder.finished() and report.complete(folder.path):
             print(f"evaluation {folder.name} is finished: nothing to do", flush=True)
             return EXIT_FINISHED
         return Evaluation(folder, read_config(folder.path)).run()
+    except Stopped:
+        print("stopped on request before the first question", flush=True)
+        return EXIT_STOPPED
     except (UserError, ChildEnded) as error:
         print(f"slurmlight: {error}", file=sys.stderr, flush=True)
         return error.exit_code if isinstance(error, UserError) else EXIT_CRASHED
@@ -68,6 +72,10 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+class Stopped(Exception):
+    """Asked to stop before the first question."""
+
+
 class Evaluation:
     """One attempt. A step is an answered episode; it counts once it is on disk."""
 
@@ -81,13 +89,13 @@ class Evaluation:
         self._phase, self._beaten = "", 0.0
 
     def run(self) -> int:
-        """Raises UserError, ChildEnded (after a report of what there is) and OSError."""
+        """Raises UserError, Stopped, OSError and ChildEnded, the last after a report where questions were asked."""
         self._listen()
         tasks = questions(self.config)
         self.total = len(tasks) * self.config.samples
         self.store = Store(self.folder.path, self.attempt)
         self._beat("load")
-        subject = pin(self.folder.path, self.config, tasks)
+        subject = pin(self.folder.path, self.config, tasks, self._waiting)
         if self.config.against:
             check_other(self.config, subject, Path(self.config.against))
         judges = Judges(min(4, os.cpu_count() or 1), Limits(timeout_s=self.config.training().agent.query_timeout_s))
@@ -152,6 +160,11 @@ class Evaluation:
         """Whether to stop."""
         request = self.folder.stop_request()
         return request is not None and request.attempt >= self.attempt
+
+    def _waiting(self) -> None:
+        self._beat("wait for a merge")
+        if self._tick():
+            raise Stopped
 
     def _beat(self, phase: str, always: bool = False) -> None:
         now = time.monotonic()

@@ -1,17 +1,21 @@
 """A checkpoint as a folder that can be served: embedded ones hold it already, FSDP shards go through verl's own merger.
 
-The merged folder lies beside the checkpoint, RUN/merged/global_step_N, and is made once. It must load, and must differ from
-the base model: a merge that gives the base back has lost the training (LoRA adapters left out, for instance).
+The merged folder lies beside the checkpoint, RUN/merged/global_step_N, and is made once, by one evaluation at a time. It must
+load, and must differ from the base model: a merge that gives the base back has lost the training (LoRA adapters left out, for
+instance).
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from slurmlight.errors import UserError
@@ -19,12 +23,15 @@ from slurmlight.files import read_json
 from slurmlight.train.checkpoints import Checkpoint
 from slurmlight.train.whole import unreadable
 
+LOCK = ".lock"  # in RUN/merged, whose owner merges; it stays
+WAIT_S = 0.5  # between two looks at a lock that another process holds
 SHAPE_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
 
 
-def model_folder(checkpoint: Checkpoint, base: Path) -> Path:
+def model_folder(checkpoint: Checkpoint, base: Path, waiting: Callable[[], None] = lambda: None) -> Path:
     """A whole model folder of ``checkpoint``, merged where there is none yet.
 
+    ``waiting`` is called again and again while another process merges, and may raise to give that up.
     Raises UserError for a torn checkpoint, one of another base model, a merge that fails or that gives ``base`` back.
     """
     if not checkpoint.complete:
@@ -38,8 +45,47 @@ def model_folder(checkpoint: Checkpoint, base: Path) -> Path:
         return check_whole(saved)
     merged = checkpoint.path.parent / "merged" / checkpoint.path.name
     if not merged.is_dir():
-        merge(checkpoint.path / "actor", merged, base)
+        if not (base / "config.json").is_file():
+            raise UserError(f"the base model {base} is missing, the merge could not be checked against it", "put it back")
+        with alone(merged.parent, waiting) as sure:
+            if sure:
+                for left in merged.parent.glob(".global_step_*.tmp"):  # of a merge that was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            if not merged.is_dir():  # the one waited for may have made it
+                merge(checkpoint.path / "actor", merged, base)
     return check_whole(merged)
+
+
+@contextmanager
+def alone(folder: Path, waiting: Callable[[], None]) -> Iterator[bool]:
+    """Hold the lock of ``folder``, made where it is missing. False where its file system has no locks.
+
+    The wait is many short ones, so that a process which only notes signals still ends: ``waiting`` is asked between them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        said = False
+        while (held := _locked(handle)) is None:
+            if not said:
+                print(f"another process merges a checkpoint in {folder}: waiting for it", flush=True)
+            said = True
+            waiting()
+            time.sleep(WAIT_S)
+        yield held
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool | None:
+    """True: this process holds the lock; None: another one does; False: there are no locks here."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    except OSError:  # better to merge than not, but then nobody knows whose leftovers are whose
+        return False
+    return True
 
 
 def check_base(saved: Path, base: Path) -> None:
@@ -69,12 +115,7 @@ def check_whole(folder: Path) -> Path:
 
 def merge(actor: Path, merged: Path, base: Path) -> None:
     """Merge the FSDP shards in ``actor`` into ``merged``, which appears whole or not at all."""
-    if not (base / "config.json").is_file():
-        raise UserError(f"the base model {base} is missing, the merge could not be checked against it", "put it back")
-    partial = merged.with_name(f".{merged.name}.{os.getpid()}.tmp")
-    merged.parent.mkdir(parents=True, exist_ok=True)
-    for left in merged.parent.glob(".global_step_*.tmp"):
-        shutil.rmtree(left, ignore_errors=True)
+    partial = merged.with_name(f".{merged.name}.{os.urandom(4).hex()}.tmp")  # nobody else's, on whatever node
     try:
         _call(command(actor, partial))
         check_whole(partial)
@@ -83,7 +124,11 @@ def merge(actor: Path, merged: Path, base: Path) -> None:
                 f"the merged weights of {actor.parent} equal the base model {base}: the merge lost what was trained",
                 "for a LoRA run merge the adapter (actor/lora_adapter) into the base first and serve that by --endpoint",
             )
-        os.replace(partial, merged)
+        try:
+            os.replace(partial, merged)
+        except OSError:
+            if not merged.is_dir():  # without locks another one may have made it meanwhile, from the same shards
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

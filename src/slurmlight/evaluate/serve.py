@@ -66,7 +66,7 @@ def serving(config: EvalConfig, subject: Subject, logs: Path, beat: Callable[[],
         length = preset.data.max_prompt_length + preset.data.max_response_length
         with PolicyServer(Path(subject.model), length, preset.runner.n_runners, logs) as policy:
             channel = Channel(policy.endpoint, "", SERVED_NAME)
-            probe(channel)
+            _probe_own(policy, channel)
             yield Servers([channel], policy.check)
     else:
         with ExitStack() as stack:
@@ -93,6 +93,17 @@ def probe(channel: Channel) -> None:
     answer.raise_for_status()
     if not isinstance(answer.json(), dict) or not answer.json().get("choices"):
         raise ValueError("the answer is no chat completion")
+
+
+def _probe_own(policy: PolicyServer, channel: Channel) -> None:
+    """Raises ChildEnded: it was healthy a moment ago, but is gone, slow, or cannot compute with these weights."""
+    try:
+        probe(channel)
+    except (httpx.HTTPError, ValueError) as error:
+        policy.child.ends_within(1.0)
+        policy.check()
+        said = str(error) or type(error).__name__
+        raise ChildEnded(f"the policy server gave no completion ({said}); see {policy.child.log}, then start again") from None
 
 
 def _probe_foreign(channel: Channel) -> Channel:
@@ -145,6 +156,11 @@ def vllm_command(model: Path, preset: Preset, port: int, gpus: str) -> list[str]
     ]
 
 
+def engine_env(own: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """``own`` without what a person or the job's supervisor has set in ``env``, as in training; PYTHONPATH holds theirs."""
+    return {name: value for name, value in own.items() if name == "PYTHONPATH" or name not in env}
+
+
 class VllmEngine:
     """One vLLM server as a child of this process, on the GPUs of ``gpus`` (CUDA_VISIBLE_DEVICES) or on the CPU."""
 
@@ -157,7 +173,7 @@ class VllmEngine:
         key, port = os.urandom(16).hex(), free_port()
         self.channel = Channel(f"http://127.0.0.1:{port}/v1", key, SERVED_NAME)
         own = environment.gpu() if self.gpus else environment.cpu(self.logs, self.preset.engine.threads)
-        env = own | ({"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {})
+        env = engine_env(own, os.environ) | ({"CUDA_VISIBLE_DEVICES": self.gpus} if self.gpus else {})
         log = self.logs / f"vllm-{self.number}.log"
         command = vllm_command(self.model, self.preset, port, self.gpus)
         self.child = Child(f"vLLM engine {self.number}", command, log, env | {"VLLM_API_KEY": key})

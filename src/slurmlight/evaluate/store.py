@@ -65,7 +65,8 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.answers: dict[Key, Answer] = {one.key: one for one in read_parts(folder)}
         self.waiting: list[Answer] = []
-        self._number = sum(path.name.startswith(f"{attempt:03d}-") for path in self.folder.glob("*.parquet"))
+        parts = (path.stem.rpartition("-")[2] for path in self.folder.glob(f"{attempt:03d}-*.parquet"))
+        self._number = max((int(number) for number in parts if number.isdecimal()), default=0)  # one may have been removed
 
     def add(self, answer: Answer) -> None:
         self.answers[answer.key] = answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,8 +46,8 @@ def questions(config: EvalConfig) -> list[SqlTask]:
     )
 
 
-def pin(folder: Path, config: EvalConfig, tasks: Sequence[SqlTask]) -> Subject:
-    """The subject of the evaluation in ``folder``, as the first attempt found it.
+def pin(folder: Path, config: EvalConfig, tasks: Sequence[SqlTask], waiting: Callable[[], None] = lambda: None) -> Subject:
+    """The subject of the evaluation in ``folder``, as the first attempt found it. ``waiting`` as for ``find``.
 
     Raises UserError: no checkpoint, torn, another base model, or questions that changed between two attempts.
     """
@@ -62,17 +62,17 @@ def pin(folder: Path, config: EvalConfig, tasks: Sequence[SqlTask]) -> Subject:
         if subject.step is not None and not Path(subject.model).is_dir():
             raise UserError(f"the checkpoint under evaluation is gone ({subject.model})", "start over with --fresh")
         return subject
-    label, model, step = find(config)
+    label, model, step = find(config, waiting)
     databases = database_set(Path(config.database_dir), {task.db_id for task in tasks})
     subject = Subject(label, model, step, len(tasks), digest, databases)
     write_json(folder / "subject.json", asdict(subject))
     return subject
 
 
-def find(config: EvalConfig) -> tuple[str, str, int | None]:
+def find(config: EvalConfig, waiting: Callable[[], None] = lambda: None) -> tuple[str, str, int | None]:
     """Label, model and step of what ``config`` evaluates; merges a checkpoint's shards where that was not done.
 
-    Raises UserError.
+    ``waiting`` is called while another process merges, and may raise to give that up. Raises UserError.
     """
     if config.kind == "endpoint":
         return f"{config.model} at {config.endpoint}", config.model, None
@@ -84,7 +84,7 @@ def find(config: EvalConfig) -> tuple[str, str, int | None]:
             )
         return f"base model {base.name}", str(base), None
     found = checkpoint(Path(config.run), config.step)
-    return f"{Path(config.run).name}, step {found.step}", str(model_folder(found, base)), found.step
+    return f"{Path(config.run).name}, step {found.step}", str(model_folder(found, base, waiting)), found.step
 
 
 def checkpoint(run: Path, step: int | None) -> Checkpoint:

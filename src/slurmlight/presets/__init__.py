@@ -5,6 +5,7 @@ A preset may start from another one: ``base = "qwen"`` as its first line; its ow
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -32,11 +33,14 @@ def load(name: str, overrides: Iterable[str] = ()) -> Preset:
 
     Raises UserError for an unknown preset or key, a value of the wrong type, or a combination known not to work.
     """
-    return resolve(_table(name), overrides)
+    try:
+        return resolve(_table(name), overrides)
+    except RecursionError:
+        raise UserError(f"preset {name} with its overrides is nested too deep", "no key of a preset is that deep") from None
 
 
 def resolve(table: Mapping[str, Any], overrides: Iterable[str] = ()) -> Preset:
-    merged = _deep_copy(table)
+    merged = copy.deepcopy(dict(table))
     for text in overrides:
         _override(merged, text)
     preset = from_json(merged)
@@ -85,10 +89,6 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         inner = base.get(key)
         base[key] = _merge(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
     return base
-
-
-def _deep_copy(table: Mapping[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(table))
 
 
 def _override(table: dict[str, Any], text: str) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from math import isfinite
+from typing import Any
+
+import msgspec
 
 from slurmlight.errors import UserError
 from slurmlight.presets import learning_rules
 from slurmlight.presets.schema import Preset
 from slurmlight.rewards.catalogue import REWARDS
 from slurmlight.slurmtime import minutes
+
+MEMORY = re.compile(r"\d{1,12}([KMGT]B?)?", re.IGNORECASE)
+LONGEST_D = 24_855  # sbatch counts seconds in 31 bits: a longer limit silently becomes another one, 71582790 for one 2 minutes
 
 
 def check(preset: Preset) -> None:
@@ -18,10 +26,29 @@ def check(preset: Preset) -> None:
 
 
 def _errors(preset: Preset) -> Iterator[UserError]:
+    yield from _numbers(preset)
     yield from _batch(preset)
     yield from _job(preset)
     yield from _engine(preset)
     yield from learning_rules.errors(preset)
+
+
+def _numbers(preset: Preset) -> Iterator[UserError]:
+    for key, value in _floats(msgspec.to_builtins(preset), ""):
+        if not isfinite(value):
+            yield UserError(f"{key}={value:g} is not a finite number", "give one that is")
+
+
+def _floats(value: Any, key: str) -> Iterator[tuple[str, float]]:
+    """Every float at and below ``value`` with its dotted key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _floats(inner, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _floats(inner, f"{key}[{place}]")
+    elif isinstance(value, float):
+        yield key, value
 
 
 def _batch(preset: Preset) -> Iterator[UserError]:
@@ -52,6 +79,8 @@ def _ranks(preset: Preset) -> int:
 
 def _job(preset: Preset) -> Iterator[UserError]:
     job, trainer = preset.job, preset.trainer
+    yield from memory("job.mem", job.mem)
+    yield from time_limit("job.time", job.time)
     limit = minutes(job.time)
     if limit is not None and limit * 60 <= job.signal_lead_s:
         yield UserError(
@@ -60,6 +89,19 @@ def _job(preset: Preset) -> Iterator[UserError]:
         )
     if job.requeue and trainer.save_freq < 1:
         yield UserError(f"job.requeue is on but trainer.save_freq={trainer.save_freq}: nothing to resume from", "set save_freq")
+
+
+def memory(key: str, text: str) -> Iterator[UserError]:
+    """What is wrong with a memory request, which a flag, a profile or a preset may make; empty: none is made."""
+    if text and not MEMORY.fullmatch(text):
+        yield UserError(f"{key}={text!r} is not an amount of memory", "write a number with K, M, G or T, for instance 64G")
+
+
+def time_limit(key: str, text: str) -> Iterator[UserError]:
+    """What is wrong with a time limit. Raises UserError for text that is none."""
+    limit = minutes(text)
+    if limit is not None and limit > LONGEST_D * 24 * 60:
+        yield UserError(f"{key}={text} is longer than Slurm can count ({LONGEST_D} days)", "ask for less, or for UNLIMITED")
 
 
 def _engine(preset: Preset) -> Iterator[UserError]:
@@ -121,11 +163,12 @@ def warnings(preset: Preset) -> list[str]:
         found.append(
             f"gpu_memory_utilization={share} on the seed stack: wake-up runs out of memory around step 55; 0.6 is safe"
         )
-    if preset.engine.name == "verl" and preset.engine.stack == "seed":
+    if preset.job.gpus and preset.engine.stack == "seed":
         found.append("the seed stack trains on a CPU (make test-seed); on a GPU it has not been run yet: try preset fast first")
-    if preset.engine.name == "verl" and preset.engine.stack == "current":
+    if preset.job.gpus and preset.engine.stack == "current":
         found.append(
-            "the verl engine trains on CPUs, through the faults of a job; on GPUs it was started only: try preset fast first"
+            "runs of the verl engine have finished on one and two H200s of one node; A800s, more GPUs and several nodes with"
+            " GPUs have not been run yet: try preset fast first"
         )
     if varying := [part.name for part in preset.reward if part.name in REWARDS and REWARDS[part.name].varies]:
         found.append(f"reward {', '.join(varying)} measures time: a resumed run will not repeat the same bits")

@@ -18,7 +18,8 @@ class EngineSection(Section, frozen=True, kw_only=True):
         Literal["none", "seed", "current"],
         Meta(description="pinned package set of the verl engine: seed (CUDA 12.8) or current (CUDA 13) [kit]"),
     ] = "none"
-    seed: Annotated[int, Meta(ge=0, description="seed of sampling, shuffling and initialisation [kit]")] = 0
+    # numpy takes 32 bits of it, and verl adds the number of the vLLM engine
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1, description="seed of sampling, shuffling and initialisation [kit]")] = 0
     threads: Annotated[
         int, Meta(ge=1, description="CPU threads of one torch process (embedded) [kit: more is slower under load]")
     ] = 1
@@ -48,8 +49,8 @@ class JobSection(Section, frozen=True, kw_only=True):
 
 
 class DataSection(Section, frozen=True, kw_only=True):
-    train_files: Annotated[str, Meta(description="parquet with columns question, db_id, query [spider]")]
-    val_files: Annotated[str, Meta(description="parquet used for validation during training [spider]")]
+    train_files: Annotated[str, Meta(min_length=1, description="parquet with columns question, db_id, query [spider]")]
+    val_files: Annotated[str, Meta(min_length=1, description="parquet used for validation during training [spider]")]
     test_files: Annotated[str, Meta(description="parquet nobody tuned on; scored before and after training [kit]")] = ""
     unseen_files: Annotated[str, Meta(description="parquet on databases never trained on; reported apart [kit]")] = ""
     database_dir: Annotated[str, Meta(description="folder of databases, DB/DB.sqlite, beside the parquet files [kit]")] = (
@@ -59,7 +60,9 @@ class DataSection(Section, frozen=True, kw_only=True):
         int, Meta(ge=1, description="instances of each database a query must match on (DB/DB.sqlite, DB/DB-2.sqlite) [kit]")
     ] = 1
     train_batch_size: Annotated[int, Meta(ge=1, description="tasks a step [verl, spider: 32]")] = 32
-    val_batch_size: Annotated[int, Meta(description="tasks a validation batch; None: all at once [verl]")] | None = None
+    val_batch_size: Annotated[int, Meta(description="tasks a validation batch; None: all at once (no fewer) [verl]")] | None = (
+        None
+    )
     max_prompt_length: Annotated[int, Meta(ge=1, description="tokens of a prompt [spider]")] = 4096
     max_response_length: Annotated[int, Meta(ge=1, description="tokens of a completion [spider]")] = 2048
     truncation: Annotated[
@@ -76,11 +79,14 @@ class AlgorithmSection(Section, frozen=True, kw_only=True):
     )
 
 
+Beta = Annotated[float, Meta(ge=0, lt=1)]
+
+
 class OptimSection(Section, frozen=True, kw_only=True):
     lr: Annotated[float, Meta(gt=0, description="AdamW learning rate [spider]")] = 1e-6
     lr_warmup_steps: Annotated[int, Meta(ge=0, description="linear warm-up, optimiser steps [verl]")] = 0
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW weight decay [verl]")] = 0.01
-    betas: Annotated[tuple[float, float], Meta(description="AdamW betas [verl]")] = (0.9, 0.999)
+    betas: Annotated[tuple[Beta, Beta], Meta(description="AdamW betas [verl]")] = (0.9, 0.999)
 
 
 class FsdpSection(Section, frozen=True, kw_only=True):
@@ -128,7 +134,10 @@ class RefSection(Section, frozen=True, kw_only=True):
 
 
 class ModelSection(Section, frozen=True, kw_only=True):
-    path: Annotated[str, Meta(description="HF folder, a path of two parts or more: verl serves it under the last two [spider]")]
+    path: Annotated[
+        str,
+        Meta(min_length=1, description="HF folder, a path of two parts or more: verl serves it under the last two [spider]"),
+    ]
     use_remove_padding: Annotated[bool, Meta(description="pack rows without padding; needs flash-attn [spider: on]")] = True
     enable_gradient_checkpointing: Annotated[bool, Meta(description="recompute activations in backward [spider: on]")] = True
     lora_rank: Annotated[int, Meta(ge=0, description="0: full fine-tuning [spider]")] = 0

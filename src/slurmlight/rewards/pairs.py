@@ -81,8 +81,14 @@ def _aligned(gold_lines: list[str], pred_lines: list[str], golds: list[tuple[int
 
 
 def instances(folder: Path, db_id: str) -> list[Path]:
-    """Every ``*.sqlite`` file of ``folder/db_id`` in order of name: one is plain execution match, several a test suite."""
-    return sorted(path for path in (folder / db_id).glob("*.sqlite") if path.is_file())
+    """Every ``*.sqlite`` file of ``folder/db_id`` in order of name: one is plain execution match, several a test suite.
+
+    Raises UserError where that cannot be told (a name too long for a folder, no permission).
+    """
+    try:
+        return sorted(path for path in (folder / db_id).glob("*.sqlite") if path.is_file())
+    except OSError as error:
+        raise UserError(f"cannot look for the databases of {db_id} in {folder} ({error.strerror})", "check the db_id") from None
 
 
 def database_set(folder: Path, db_ids: Iterable[str]) -> str:

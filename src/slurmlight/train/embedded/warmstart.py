@@ -51,11 +51,11 @@ def ensure_tiny_policy(
     """
     model_dir, data_dir = Path(model_dir).absolute(), Path(data_dir)
     wanted = _recipe(data_dir, seed, recipe)
-    if read_json(model_dir / "recipe.json") == wanted and (model_dir / "model.safetensors").is_file():
-        return False
-    if model_dir.exists() and any(model_dir.iterdir()) and not (model_dir / "recipe.json").exists():
-        raise UserError(f"{model_dir} holds something that is not a generated tiny policy", "choose another folder")
     try:
+        if read_json(model_dir / "recipe.json") == wanted and (model_dir / "model.safetensors").is_file():
+            return False
+        if model_dir.exists() and any(model_dir.iterdir()) and not (model_dir / "recipe.json").exists():
+            raise UserError(f"{model_dir} holds something that is not a generated tiny policy", "choose another folder")
         model_dir.parent.mkdir(parents=True, exist_ok=True)
         _sweep(model_dir)
         scratch = Path(tempfile.mkdtemp(dir=model_dir.parent, prefix=f".{model_dir.name}-"))

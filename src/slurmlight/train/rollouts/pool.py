@@ -1,8 +1,10 @@
-"""The pool of warm runners: started once, watched, replaced when they die. No episode waits for a runner that is gone."""
+"""The pool of warm runners: started once, watched, replaced when they die. No episode waits for a runner that is gone, nor
+for one that has lost it (a claim's answer or an episode's end that did not arrive)."""
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 from slurmlight.presets.schema import RunnerSection
@@ -10,6 +12,8 @@ from slurmlight.train.rollouts.children import Child, ChildEnded
 from slurmlight.train.rollouts.gateway import KEY_NAME, Gateway
 from slurmlight.train.rollouts.runner import LOST, SQL_PLAYER
 
+_LOOK_S = 5.0
+_GRACE_S = 30.0  # beyond an episode's time-out, which its runner enforces
 _DEATHS_IN_A_ROW = 3  # per place, without an episode ended in between: then replacing them is no cure
 
 
@@ -24,6 +28,8 @@ class RunnerPool:
         self.run = run
         self.player = player
         self.logs = logs
+        self.overdue_s = runner.rollout_timeout_s + _GRACE_S
+        self.looked = 0.0
         count = min(runner.processes, runner.n_runners)
         self.slots = [runner.n_runners // count + (place < runner.n_runners % count) for place in range(count)]
         self.runners: list[Child] = []
@@ -41,7 +47,11 @@ class RunnerPool:
             runner.stop()
 
     def check(self) -> None:
-        """Replace runners that died and fail the rollouts they had. Raises ChildEnded where they die again and again."""
+        """Replace runners that died and fail the rollouts they had, and those that run for too long. Raises ChildEnded where
+        runners die again and again."""
+        if time.monotonic() - self.looked > _LOOK_S:
+            self._fail_overdue()
+            self.looked = time.monotonic()
         for place, runner in enumerate(self.runners):
             if runner.alive:
                 continue
@@ -69,6 +79,11 @@ class RunnerPool:
             *("--name", name, "--slots", str(self.slots[place])),
         ]
         return Child(name, command, self.logs / f"runner-{place + 1}.log", {KEY_NAME: self.gateway.key})
+
+    def _fail_overdue(self) -> None:
+        for rollout in self.gateway.api.running():
+            if time.time() - rollout["status"]["updated_at"] > self.overdue_s:
+                self.gateway.api.fail(rollout["rollout_id"], f"{LOST}: no answer long after the time-out")
 
     def _fail_rollouts_of(self, name: str, why: str) -> None:
         for rollout in self.gateway.api.running():

@@ -143,12 +143,13 @@ class Runner:
         message = f"{BLOCKED}: the agent blocked its runner for {self.timeout_s:g} s"
         if task is not None and task in self.episodes:
             print(f"episode {task.get_name()} failed: {message}", file=sys.stderr, flush=True)
-            httpx.patch(
-                f"{self.server}/api/rollouts/{task.get_name()}",
-                json={"status": {"state": "failed", "error_message": message}},
-                headers={"Authorization": f"Bearer {self.key}"},
-                trust_env=False,
-            )
+            with contextlib.suppress(httpx.HTTPError):  # who waits for the episode fails it later, too
+                httpx.patch(
+                    f"{self.server}/api/rollouts/{task.get_name()}",
+                    json={"status": {"state": "failed", "error_message": message}},
+                    headers={"Authorization": f"Bearer {self.key}"},
+                    trust_env=False,
+                )
         os._exit(EXIT_BLOCKED)
 
 

@@ -100,8 +100,6 @@ class _Attempt(Keeper):
             splits[name], told = fitting(self.preset, name, splits[name])
             if told:
                 print(told, flush=True)
-        if (size := self.preset.data.val_batch_size) is not None and size < len(splits["val"]):
-            raise UserError(f"data.val_batch_size={size}: this stack validates in one batch", "leave val_batch_size out")
         return [to_row(task) for task in splits["train"]], [to_row(task) for task in splits["val"]]
 
     def _environment(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ class _Attempt(Keeper):
 
     def _run(self, resume: Resume, train: list[Any], val: list[Any], variables: dict[str, str]) -> Outcome:
         from slurmlight.train.verl import config, start
-        from slurmlight.train.verl.trainer import Hooks, Rules
+        from slurmlight.train.verl.rollouts import Hooks, Rules
 
         preset, folder = self.preset, self.run.folder
         self.steady.go_back(folder.metric_rows(), resume.step)
@@ -111,7 +111,6 @@ class _Attempt(Keeper):
         )
         rules = Rules(
             seed=preset.engine.seed,
-            timeout_s=preset.runner.rollout_timeout_s,
             max_failed_share=preset.runner.max_failed_share,
             validate_first=self.validate_first(resume),
             credit=preset.credit,

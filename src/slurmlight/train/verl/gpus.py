@@ -21,9 +21,12 @@ def idle_gpus(expected: int) -> list[str]:
 
 def idle(text: str, expected: int) -> list[str]:
     """``text`` is a line "index, MiB" for each GPU of the node; others than the job's may be among them."""
-    used = [(int(gpu), int(mib)) for gpu, mib in (line.split(",") for line in text.splitlines() if line.strip())]
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    if not all(len(row) == 2 and row[1].isdecimal() for row in rows):  # "[N/A]": a driver that does not tell
+        return []
+    used = [(gpu, int(mib)) for gpu, mib in rows]
     busy = sum(mib >= LEAST_MIB for _, mib in used)
     if busy >= expected:
         return []
-    names = ", ".join(str(gpu) for gpu, mib in used if mib < LEAST_MIB)
+    names = ", ".join(gpu for gpu, mib in used if mib < LEAST_MIB)
     return [f"{expected - busy} of {expected} GPUs idle after the first step (no memory in use on GPU {names})"]
