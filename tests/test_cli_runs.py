@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from slurmlight import evaluating
 from slurmlight.cli import build
 from slurmlight.cluster import slurm
 from slurmlight.cluster.states import State
@@ -179,6 +181,72 @@ def test_torn_and_foreign_folders_are_shown_all_the_same(home: Path, text: str):
     call("report", "demo")
     call("logs", "demo")
     json.loads(call("report", "demo", "--json"))
+
+
+@pytest.mark.parametrize("name", ["job.json", "outcome.json", "attempts/001/attempt.json", "finished.json"])
+def test_one_file_that_cannot_be_read_does_not_hide_the_other_runs(home: Path, name: str):
+    runs.make_run(home, "good")
+    broken = runs.make_run(home, "broken")
+    (broken.path / name).mkdir(parents=True)  # like a file of somebody else's, for root too
+    views = {view["run"]: view for view in json.loads(call("status", "--json"))}
+    assert views["good"]["state"] == "new"
+    assert (
+        views["broken"]["state"] == "unknown" and "unreadable" in views["broken"]["says"] and name in views["broken"]["action"]
+    )
+    assert "unreadable" in call("status")
+    for command in ("status", "report", "cancel"):
+        with pytest.raises(UserError, match=f"run broken: .*{name} cannot be used") as caught:
+            call(command, "broken")
+        assert "\n" not in str(caught.value)
+
+
+def test_attempts_that_cannot_be_listed_are_one_line(home: Path, monkeypatch: pytest.MonkeyPatch):
+    broken = runs.make_run(home, "broken")
+
+    def refuse(_: RunFolder) -> list[int]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(broken.attempts))
+
+    monkeypatch.setattr(RunFolder, "attempt_numbers", refuse)
+    assert "unreadable: attempts (Permission denied)" in call("status")
+    for command in ("status", "logs", "report"):
+        with pytest.raises(UserError, match="attempts cannot be used"):
+            call(command, "broken")
+
+
+def test_a_run_folder_that_may_not_be_looked_into_is_shown(home: Path, monkeypatch: pytest.MonkeyPatch):
+    closed = runs.make_run(home, "closed").path
+    stat, read_bytes, listdir = os.stat, Path.read_bytes, os.listdir
+
+    def guarded(do):
+        def check(path, *more, **named):
+            if isinstance(path, str | Path) and closed in Path(path).parents:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return do(path, *more, **named)
+
+        return check
+
+    monkeypatch.setattr(os, "stat", guarded(stat))
+    monkeypatch.setattr(Path, "read_bytes", guarded(read_bytes))
+    monkeypatch.setattr(os, "listdir", guarded(listdir))
+    assert "unreadable" in call("status")
+    for command in ("status", "logs", "report", "checkpoints"):
+        with pytest.raises(UserError, match=r"run closed: .* cannot be used \(Permission denied\)"):
+            call(command, "closed")
+
+
+def test_what_is_evaluated_by_default_is_no_run_that_cannot_be_read(home: Path):
+    (runs.make_run(home, "broken").path / "finished.json").mkdir()
+    with pytest.raises(UserError, match="has a complete checkpoint"):
+        evaluating.newest_run()
+    good = runs.make_run(home, "good")
+    good.mark_finished(3, 1)
+    assert evaluating.newest_run().path == good.path
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel", "report", "checkpoints"])
+def test_a_name_too_long_for_a_file_is_an_unknown_run(home: Path, command: str):
+    with pytest.raises(UserError, match="unknown run 'xxx"):
+        call(command, "x" * 300)
 
 
 def test_no_runs_and_unknown_runs(home: Path):

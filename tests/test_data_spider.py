@@ -129,6 +129,16 @@ def test_nothing_usable_is_one_clear_line(download: Path, tmp_path: Path, spoil,
     assert "\n" not in str(caught.value)
 
 
+def test_lists_without_end_and_names_too_long_are_named(download: Path, tmp_path: Path) -> None:
+    (download / "dev.json").write_text("[" * 100_000)
+    (download / "train_spider.json").write_text(json.dumps([row("good"), row("x" * 300)]))
+    report = import_spider(download, tmp_path / "data")
+    assert any("dev.json is not JSON" in problem for problem in report.problems)
+    assert report.splits[0].no_database == {"x" * 300: 1}
+    with pytest.raises(UserError, match="is not a folder"):
+        import_spider(tmp_path / ("x" * 300), tmp_path / "data")
+
+
 def test_the_real_data(tmp_path: Path) -> None:
     with tarfile.open(shared("data", "spider.tar.gz")) as archive:
         archive.extractall(tmp_path, filter="data")

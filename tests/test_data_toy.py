@@ -8,7 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from slurmlight.cli import build
 from slurmlight.data import toy
 from slurmlight.data.parquet import read_rows
 from slurmlight.data.tasks import load_tasks
@@ -89,6 +91,54 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write toy data to .*file"):
         toy.ensure(tmp_path / "file", seed=0)
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "recipe.json", "database/shop/shop.sqlite"])
+def test_files_of_somebody_else_are_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"holds a {name} that is not generated toy data") as caught:
+        toy.ensure(tmp_path, seed=0)
+    assert "\n" not in str(caught.value)
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+def test_what_a_kill_left_is_known_to_be_ours(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(toy, "sha256_of", lambda paths: killed() if "parquet" in str(paths) else "")
+        toy.ensure(tmp_path, seed=3)
+    assert (tmp_path / "train.parquet").exists()
+    assert toy.ensure(tmp_path, seed=3)
+    assert contents(tmp_path) == contents(folder)
+
+
+def test_a_train_file_that_is_not_generated_is_refused(folder: Path, tmp_path: Path) -> None:
+    toy.refuse_others(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=r"nope\.parquet is none of the generated files"):
+        toy.refuse_others(tmp_path / "nope.parquet")
+    (tmp_path / "nope.parquet").write_text("mine")
+    with pytest.raises(UserError, match="none of the generated files"):
+        toy.refuse_others(tmp_path / "nope.parquet")
+    shutil.copytree(folder, tmp_path / "toy")
+    shutil.copy(folder / "train.parquet", tmp_path / "toy/chosen.parquet")
+    toy.refuse_others(tmp_path / "toy/chosen.parquet")  # a selection beside what it was selected from
+
+
+def test_a_name_too_long_for_a_folder_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot write toy data to .*too long"):
+        toy.ensure(tmp_path / ("x" * 300), seed=0)
+
+
+def test_the_default_folder_is_where_the_presets_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(toy, "ensure", lambda folder, seed: made.append(folder))
+    monkeypatch.setattr(toy, "counts", lambda folder: {})
+    assert CliRunner().invoke(build(), ["data", "toy"], catch_exceptions=False).exit_code == 0
+    assert made == [tmp_path / "data/toy"]
 
 
 @pytest.mark.parametrize(

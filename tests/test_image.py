@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from slurmlight import plan as plans
+from slurmlight.cli import image as image_room
 from slurmlight.cluster import container, imagebuild, submit
 from slurmlight.doctor import packages
 from slurmlight.errors import UserError
@@ -115,6 +116,23 @@ def test_nothing_to_build_with() -> None:
 def test_build_argument_without_a_value() -> None:
     with pytest.raises(UserError, match="has no value"):
         imagebuild.build("seed", REPOSITORY, ["BASE_IMAGE"], [], lambda _: None)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_dockerfile_is_the_projects_wherever_data_and_runs_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """``elsewhere``: the working folder holds none either, so this checkout's is taken."""
+    project, data = tmp_path / "project", tmp_path / "data"
+    for folder in (project / "docker/seed", data):
+        folder.mkdir(parents=True)
+    (project / "docker/seed/Dockerfile").touch()
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(data))
+    monkeypatch.chdir(tmp_path if elsewhere else project)
+    used: list[Path] = []
+    monkeypatch.setattr(imagebuild, "build", lambda stack, context, *_: used.append(context) or "made")
+    image_room.build(image_room.Stack.seed)
+    assert used == [REPOSITORY if elsewhere else project]
 
 
 # the real thing

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmlight import launching, plan, presets
+from slurmlight import chaining, launching, plan, presets
 from slurmlight.cluster.submit import sbatch_parameters, script
 from slurmlight.errors import UserError
 from tests.shared import REPOSITORY
@@ -50,8 +50,6 @@ def test_o15_a_dry_run_of_two_nodes_is_the_same_bytes_twice(tmp_path: Path) -> N
 
 
 def test_a_dry_run_shows_the_evaluation_that_would_follow(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/test_dev_500.parquet").touch()
     done = launch("--preset", "qwen", "--partition", "a800", "--account", "mine", "--then-eval", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     training, evaluation = done.stdout.split("# ---- and then, when it has finished ----")
@@ -60,7 +58,17 @@ def test_a_dry_run_shows_the_evaluation_that_would_follow(tmp_path: Path) -> Non
     for line in ("--dependency=afterok:JOB", "--kill-on-invalid-dep=yes", "--requeue", "--gres=gpu:a800:4", "--account=mine"):
         assert f"#SBATCH {line}" in job
     assert "checkpoints/qwen/eval/newest" in evaluation and "dependency=" not in training
-    assert not (tmp_path / "checkpoints").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_evaluation_of_a_dry_run_is_planned_as_the_real_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(tmp_path))
+    preset = presets.load("qwen", ["engine.stack=current"])
+    training = launching.make_plan(preset, "local", None, True, {})
+    shown = chaining.plan_after(training, preset, True, {})
+    (tmp_path / "data").mkdir()
+    (tmp_path / preset.data.val_files).touch()
+    assert shown.plan == chaining.plan_after(training, preset, False, {}).plan
 
 
 def test_o12_a_hostile_name_is_quoted_data_not_shell(tmp_path: Path) -> None:
@@ -111,7 +119,20 @@ def test_o13_offline_flag_is_handed_on_by_name(tmp_path: Path) -> None:
             ("--preset", "qwen", "--partition", "a800", "--dry-run", "--account", "a\n#SBATCH --nodes=9"),
             ("account", "control characters"),
         ),
-        (("--preset", "qwen", "--partition", "a800", "--dry-run", "--then-eval"), ("data file", "does not exist")),
+        (("--preset", "qwen", "--cluster", "local", "--then-eval"), ("data file", "does not exist")),
+        (("--preset", "tiny", "--no-follow", "--then-eval", "--dry-run"), ("--no-follow and --then-eval",)),
+        (
+            ("--preset", "tiny", "--dry-run", "--set", 'reward=[{name="a",weight=1.0,file="/nonexist.py"}]'),
+            ("reward 'a'", "/nonexist.py"),
+        ),
+        (("--preset", "tiny", "--cluster", "slurm", "--mem", "x", "--dry-run"), ("--mem='x'", "64G")),
+        (("--preset", "tiny", "--dry-run", "--runtime", "foo"), ("runtime 'foo'", "apptainer")),
+        (("--preset", "tiny", "--dry-run", "--runtime", "podman"), ("runtime 'podman'", "no image")),
+        (("--preset", "tiny", "--partition", "a\nb", "--dry-run"), (r"'a\nb'", "a800")),
+        (("--preset", "tiny", "--nodes", "0"), ("'--nodes'", "0", "see launch.py --help")),
+        (("--preset", "tiny", "--cluster", "foo"), ("'--cluster'", "'foo'", "see launch.py --help")),
+        (("--preset", "tiny", "--no-such\noption"), ("--no-such", "see launch.py --help")),
+        ((), ("'--preset'", "see launch.py --help")),
         (("--preset", "nowhere.toml"), ("nowhere.toml", "does not exist")),
         (
             ("--preset", "qwen", "--partition", "a800", "--dry-run", "--set", "env.HF_TOKEN=hf_abcdefgh"),
@@ -128,6 +149,37 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(arguments: tuple[str, ...],
     assert "hf_abcdefgh" not in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["launch", "--preset", "tiny", "--nodes", "0"], ("'--nodes'", "slurmlight.cli launch --help")),
+        (["sql", "check"], ("'--db'", "slurmlight.cli sql check --help")),
+        (["no-such-command"], ("'no-such-command'", "slurmlight.cli --help")),
+    ],
+)
+def test_option_errors_of_any_command_are_one_line(arguments: list[str], told: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "slurmlight.cli", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("slurmlight: ")
+    assert [word for word in told if word not in done.stderr] == []
+
+
+def test_the_help_of_launch_py_is_its_own(tmp_path: Path) -> None:
+    for flag in ("--help", "-h"):
+        done = launch(flag, cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout.startswith("Usage: launch.py [OPTIONS]\n")
+
+
+def test_inside_a_job_an_unknown_runtime_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMLIGHT_HOME", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with pytest.raises(UserError, match="unknown container runtime 'foo'"):
+        launching.run_here(presets.load("tiny"), None, {"runtime": "foo"})
+    assert list(tmp_path.iterdir()) == []
+
+
 def tiny(folder: Path, *overrides: str) -> tuple[plan.JobPlan, presets.Preset]:
     preset = presets.load("tiny", overrides)
     return plan.make_plan(preset, name="tiny", project=folder, cluster="local", python=sys.executable), preset
@@ -140,6 +192,23 @@ def test_a_run_is_taken_up_again_only_with_the_configuration_it_began_with(tmp_p
         launching.prepare(*tiny(tmp_path, "engine.seed=7"), fresh=False)
     launching.prepare(*tiny(tmp_path, "engine.seed=7"), fresh=True)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["tiny", "tiny~1"]
+
+
+def test_toy_data_are_not_generated_for_somebody_elses_train_file(tmp_path: Path) -> None:
+    launching.check_inputs(*tiny(tmp_path))
+    with pytest.raises(UserError, match=r"data\.train_files: .*nope\.parquet is none of the generated files"):
+        launching.check_inputs(*tiny(tmp_path, f"data.train_files={tmp_path}/nope.parquet"))
+    (tmp_path / "train.parquet").write_text("mine")
+    with pytest.raises(UserError, match=r"holds a train\.parquet that is not generated"):
+        launching.check_inputs(*tiny(tmp_path, "data.train_files=train.parquet"))
+
+
+def test_a_run_that_cannot_be_read_is_not_launched(tmp_path: Path) -> None:
+    made, preset = tiny(tmp_path)
+    run = launching.prepare(made, preset, fresh=False)
+    run.job.mkdir()
+    with pytest.raises(UserError, match=r"run tiny: .*job\.json cannot be used \(Is a directory\)"):
+        launching.begin(made, preset, "as asked", fresh=False, follow=False)
 
 
 def test_more_steps_reopen_a_finished_run(tmp_path: Path) -> None:

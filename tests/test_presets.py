@@ -167,6 +167,14 @@ def test_high_gpu_memory_on_the_seed_stack_warns() -> None:
     assert "0.8" in warning and "step 55" in warning
 
 
+def test_what_was_not_run_on_gpus_yet_is_said_of_presets_with_gpus_only() -> None:
+    for name in ("qwen", "llama", "fast", "smol"):
+        (unproven,) = presets.warnings(presets.load(name, ["engine.stack=current"]))
+        assert "finished on one and two H200s of one node" in unproven and "several nodes" in unproven
+    assert not presets.warnings(presets.load("tiny-verl"))
+    assert not presets.warnings(presets.load("tiny-verl", ["engine.stack=seed"]))
+
+
 def test_credit_that_verl_0_5_cannot_give_is_refused_on_the_seed_stack() -> None:
     with pytest.raises(UserError, match="one advantage for all calls"):
         presets.load("qwen", ["credit.kind=last"])
@@ -183,11 +191,30 @@ def test_credit_that_verl_0_5_cannot_give_is_refused_on_the_seed_stack() -> None
         ("nonsense", ("has no value", "key=value")),
         ("job.time=soon", ("soon", "HH:MM:SS")),
         ("=5", ("has no value",)),
+        ("actor_rollout_ref.actor.optim.betas=[5,-2]", ("actor_rollout_ref.actor.optim.betas", "5", "< 1")),
+        ("actor_rollout_ref.actor.optim.betas=[0.9,1.0]", ("actor_rollout_ref.actor.optim.betas", "< 1")),
+        ("engine.seed=99999999999999999999999", ("engine.seed", "2147483647")),
+        ("actor_rollout_ref.actor.optim.lr=inf", ("actor_rollout_ref.actor.optim.lr=inf", "finite")),
+        ("actor_rollout_ref.actor.optim.lr=1e999", ("actor_rollout_ref.actor.optim.lr=inf", "finite")),
+        ("verl.actor_rollout_ref.actor.clip_ratio_c=inf", ("verl.actor_rollout_ref.actor.clip_ratio_c=inf", "finite")),
+        ('reward=[{name="execution_match",weight=nan}]', ("reward[0].weight=nan",)),
+        ("job.mem=x", ("job.mem='x'", "64G")),
+        ("job.mem=-4G", ("job.mem='-4G'", "64G")),
+        ("job.time=99999999999", ("job.time=99999999999", "UNLIMITED")),
+        ("data.train_files=", ("data.train_files=''", "length >= 1")),
+        ("actor_rollout_ref.model.path=", ("actor_rollout_ref.model.path=''", "length >= 1")),
     ],
 )
 def test_a_wrong_value_is_told_with_the_rule_and_the_default(override: str, words: tuple[str, ...]) -> None:
     told = refused(override)
     assert [word for word in words if word not in told] == []
+
+
+def test_sbatchs_spellings_of_memory_and_time_are_taken() -> None:
+    for mem in ("", "0", "4096", "64G", "64g", "1TB"):
+        assert presets.load("tiny", [f"job.mem={mem}"]).job.mem == mem
+    for time in ("30", "7-00:00:00", "24855-00:00:00", "UNLIMITED"):
+        assert presets.load("tiny", [f"job.time={time}"]).job.time == time
 
 
 def test_a_preset_file_with_faults_is_refused(tmp_path: Path) -> None:
@@ -199,6 +226,36 @@ def test_a_preset_file_with_faults_is_refused(tmp_path: Path) -> None:
     assert "is not TOML" in refused(preset=str(own))
     own.write_text('name = "x"\n')
     assert "has no" in refused(preset=str(own))
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("x = 1979-05-27", "unknown key 'x'"),
+        ("about = 1979-05-27", "expected `str`, got `date`"),
+        (f"x = {'[' * 2000}{']' * 2000}", "nested too deep"),
+        (f"{'a.' * 2000}a = 1", "nested too deep"),
+    ],
+    ids=["date", "date of a key", "lists", "tables"],
+)
+def test_a_preset_file_with_strange_toml_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    (tmp_path / "own.toml").write_text(f'base = "tiny"\n{line}\n')
+    assert told in refused(preset=str(tmp_path / "own.toml"))
+
+
+def test_an_override_that_is_nested_too_deep_is_refused() -> None:
+    assert "nested too deep" in refused(f"verl.x={'[' * 2000}{']' * 2000}")
+
+
+def test_a_preset_file_that_is_there_and_cannot_be_read_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "own.toml").touch()
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert "cannot be read (Permission denied)" in refused(preset=str(tmp_path / "own.toml"))
 
 
 @pytest.mark.parametrize("base", ['"qwenn"', '"own.toml"', "5", '"folder.toml"'])

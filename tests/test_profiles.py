@@ -90,6 +90,10 @@ def test_unknown_name_lists_all_and_suggests(file: Path) -> None:
         ("[a800]\nruntime = 'aptainer'", "did you mean apptainer"),
         ("[a800]\nimage = { sead = 'x' }", "did you mean seed"),
         ("[a800]\nmodules = ['x; touch y']", "is not a module name"),
+        ("[a800]\nbinds = ['/a', 'a:b:c:d']", "profile 'a800': binds: bind 'a:b:c:d'"),
+        ("[a800]\nenv_names = ['a=secret']", "profile 'a800': env_names: 'a' is not the name alone"),
+        ("[a800]\nscratch = 'rel'", "profile 'a800': scratch='rel' is not an absolute path"),
+        ("[a800]\nmem = 'x'", "profile 'a800': mem='x' is not an amount of memory"),
         ("account = 'x'", "stands outside a table"),
         ("[a800", "cannot be read"),
     ],
@@ -99,7 +103,7 @@ def test_mistakes(tmp_path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match=words) as caught:
         profiles.load_all(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
 def test_more_gpus_than_a_node_has(file: Path) -> None:

@@ -167,6 +167,32 @@ def test_bad_arguments_are_one_line(
     assert message in err
 
 
+@pytest.mark.parametrize(("db_id", "db_dir"), [("x" * 300, "db"), ("office", "x" * 300)], ids=["db_id", "db_dir"])
+def test_a_name_too_long_for_a_folder_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], db_id: str, db_dir: str
+) -> None:
+    (folder / "gold.sql").write_text(f"SELECT 1\t{db_id}\n")
+    (folder / "pred.sql").write_text("SELECT 1\n")
+    files = ("--gold", folder / "gold.sql", "--pred", folder / "pred.sql", "--db-dir", folder / db_dir, "--out", folder / "out")
+    code, out, err = run(capsys, "score", *files)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"cannot look for the databases of {db_id}" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"--timeout": "nan"}, "no number of seconds"), ({"--db": "x" * 300}, "cannot look at")],
+    ids=["nan", "long"],
+)
+def test_bad_arguments_of_check_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, str], message: str
+) -> None:
+    arguments: dict[str, object] = {"--db": folder / "db/office/office.sqlite", "--gold": "SELECT 1", "--pred": "1"}
+    code, out, err = run(capsys, "check", *(part for pair in (arguments | change).items() for part in pair))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+
+
 def test_check_shows_results_verdicts_and_reasons(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     database = folder / "db" / "office" / "office.sqlite"
     pair = ("--gold", "SELECT name, age FROM emp ORDER BY age", "--pred", "SELECT name, age FROM emp ORDER BY age, name DESC")

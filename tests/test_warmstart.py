@@ -21,6 +21,7 @@ from slurmlight.presets.schema import WarmStartSection
 from slurmlight.sql.execute import execute
 from slurmlight.train.embedded import tinymodel
 from slurmlight.train.embedded.demos import Demonstrator, singular_tables, with_habits
+from slurmlight.train.embedded.prepare import make_tiny
 from slurmlight.train.embedded.warmstart import STALE_S, encode, ensure_tiny_policy
 
 SHORT = WarmStartSection(steps=5, clean_steps=3, batch_size=4)
@@ -189,3 +190,12 @@ def test_bad_places_are_named(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the tiny policy"):
         ensure_tiny_policy(tmp_path / "file/m", data, 0, SHORT)
+    with pytest.raises(UserError, match="cannot write the tiny policy to .*Not a directory"):
+        ensure_tiny_policy(tmp_path / "file", data, 0, SHORT)
+
+
+def test_data_are_not_generated_for_a_train_file_that_is_none_of_them(tmp_path: Path) -> None:
+    preset = presets.load("tiny", [f"data.train_files={tmp_path}/nope.parquet"])
+    with pytest.raises(UserError, match="none of the generated files"):
+        make_tiny(preset, lambda *_: None)
+    assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,8 @@ from slurmlight import plan as plans
 from slurmlight.cluster import container, slurm
 from slurmlight.cluster.states import plain_reason
 from slurmlight.errors import UserError
-from slurmlight.evaluate.config import EvalConfig
-from slurmlight.evaluating import Asked, complete, known_as
+from slurmlight.evaluate.config import EvalConfig, complete
+from slurmlight.evaluating import Asked, known_as
 from slurmlight.files import read_json, write_json
 from slurmlight.following import attend, tell
 from slurmlight.plan import JobPlan
@@ -72,7 +72,7 @@ def see_through(plan: JobPlan) -> int:
 
 def code_of(folder: RunFolder, code: int) -> int:
     """``code``, or 3 where a report is there that lacks questions and nothing else but failure is to be said."""
-    if code in (0, 1) and (folder.path / "report" / "summary.json").exists() and not complete(folder):
+    if code in (0, 1) and (folder.path / "report" / "summary.json").exists() and not complete(folder.path):
         tell(f"partial: {folder.path / 'report' / 'report.md'} says what is missing; the same command again asks the rest")
         return EXIT_PARTIAL
     return code

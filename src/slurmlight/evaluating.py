@@ -18,7 +18,7 @@ import msgspec
 from slurmlight import launching, presets
 from slurmlight import plan as plans
 from slurmlight.errors import UserError
-from slurmlight.evaluate.config import FREE_KEYS, SERVED_IN_FLIGHT, EvalConfig, Kind, check, default_name, to_json
+from slurmlight.evaluate.config import FREE_KEYS, SERVED_IN_FLIGHT, EvalConfig, Kind, check, complete, default_name, to_json
 from slurmlight.files import read_json, write_json
 from slurmlight.plan import ClusterName, JobPlan
 from slurmlight.presets import Preset
@@ -217,19 +217,13 @@ def prepare(config: EvalConfig, plan: JobPlan, fresh: bool) -> RunFolder:
     try:
         folder.attempts.mkdir(parents=True, exist_ok=True)
         (folder.path / "outcome.json").unlink(missing_ok=True)
-        if folder.finished() and not complete(folder):
+        if folder.finished() and not complete(folder.path):
             (folder.path / "finished.json").unlink()
         write_json(folder.config, now)
         write_json(folder.plan, plans.to_json(plan))
     except OSError as error:
         raise UserError(f"{folder.path} cannot be written ({error.strerror})", "free space or permissions there") from None
     return folder
-
-
-def complete(folder: RunFolder) -> bool:
-    """Whether every question of a reported evaluation was answered."""
-    summary = read_json(folder.path / "report" / "summary.json")
-    return isinstance(summary, dict) and bool(summary.get("complete"))
 
 
 def has_begun(folder: RunFolder) -> bool:

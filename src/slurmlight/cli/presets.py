@@ -79,6 +79,8 @@ def _markdown() -> str:
         "Written by `slurmlight presets --markdown > docs/presets.md`. Set a key with `--set key=value`, or in a TOML file",
         'whose first line is `base = "qwen"`; `slurmlight presets qwen` prints the values of a preset. [verl] is the meaning',
         "in verl 0.5 to 0.9, [spider] the documented 4 x A800 Spider run, [kit] this project's own choice.",
+        "Relative paths, and every command's `data/`, `models/` and `checkpoints/`, are under the folder that the environment",
+        "variable `SLURMLIGHT_HOME` names (unset: the current folder).",
         "",
         "| key | type | default | meaning |",
         "|---|---|---|---|",

@@ -51,9 +51,10 @@ class Payload:
         code = self.process.poll()
         return 128 - code if code is not None and code < 0 else code
 
-    def lost(self) -> str:
-        """What of the job's other nodes is gone; empty where all are there, or where there is one node only."""
-        return self.ray.lost() if self.ray else ""
+    def lost(self, patience_s: float = 0.0) -> str:
+        """What of the job's other nodes is gone, or goes within ``patience_s``; empty where all are there, or where there is
+        one node only."""
+        return self.ray.lost(patience_s) if self.ray else ""
 
     def look(self) -> str:
         """What the watchdog says is wrong; empty while all is well."""

@@ -59,8 +59,10 @@ class RayCluster:
             "RAY_AUTH_TOKEN_PATH": str(self.folder / "ray-token"),
         }
 
-    def lost(self) -> str:
+    def lost(self, patience_s: float = 0.0) -> str:
         """What is wrong; empty while every node is there. One lost node ends the step, and with it the attempt."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
         code = self.process.poll()
         return "" if code is None else f"Ray lost a node: its step ended with code {code}"
 

@@ -32,7 +32,7 @@ SECURE_S = 20.0  # so long before the time to save is over the requeue is asked 
 AGAIN_S = 0.5  # two Ctrl-C closer than this are one (terminal and launcher both pass it on)
 ORPHANED = Warning("batch process killed", SECURE_S + 20.0, coming_back=True)
 TERM_WAIT_S = 20.0  # for the TERM that follows a requeue
-NODE_LOST_S = 5.0  # for a payload to say what it saw of the loss; it cannot save, its collectives hang
+NODE_LOST_S = 5.0  # for a payload to say what it saw of the loss (it cannot save, its collectives hang), or the other way round
 RETRY_S = 1.0  # between attempts on this machine
 
 
@@ -176,6 +176,8 @@ class Supervisor:
                 log.phase("hang", hung)
                 payload.end_hung()
                 return hung
+        if payload.exit_code and (lost := payload.lost(NODE_LOST_S)):  # the payload may see it first
+            log.phase("lost", lost)
         return ""
 
     def _hear(self, signum: int, payload: Payload, log: Log) -> None:

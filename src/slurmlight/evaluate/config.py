@@ -96,3 +96,13 @@ def read_config(folder: Path) -> EvalConfig:
         return check(msgspec.convert(value, EvalConfig))
     except msgspec.ValidationError as error:
         raise UserError(f"{folder / 'config.json'} holds no evaluation ({error})", "start one with: slurmlight eval") from None
+
+
+def complete(folder: Path) -> bool:
+    """Whether the report in ``folder`` lacks no question.
+
+    A partial evaluation has the finish mark, too, so that no supervisor comes back for it; whoever starts it again wants the
+    open questions asked.
+    """
+    summary = read_json(folder / "report" / "summary.json")
+    return isinstance(summary, dict) and bool(summary.get("complete"))

@@ -23,7 +23,7 @@ from types import FrameType
 from slurmlight.errors import UserError
 from slurmlight.evaluate import report, text
 from slurmlight.evaluate.compare import check_other
-from slurmlight.evaluate.config import EvalConfig, read_config
+from slurmlight.evaluate.config import EvalConfig, complete, read_config
 from slurmlight.evaluate.judging import Judges
 from slurmlight.evaluate.run import Harness
 from slurmlight.evaluate.serve import Servers, serving
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     folder = RunFolder(arguments[0])
     try:
-        if folder.finished() and report.complete(folder.path):
+        if folder.finished() and complete(folder.path):
             print(f"evaluation {folder.name} is finished: nothing to do", flush=True)
             return EXIT_FINISHED
         return Evaluation(folder, read_config(folder.path)).run()

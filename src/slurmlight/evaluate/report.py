@@ -15,7 +15,7 @@ from slurmlight.evaluate.store import Key, read_parts, write_table
 from slurmlight.evaluate.subject import Subject
 from slurmlight.evaluate.summary import summarise
 from slurmlight.evaluate.text import markdown
-from slurmlight.files import read_json, write_atomic, write_json
+from slurmlight.files import write_atomic, write_json
 from slurmlight.runfolder import RunFolder
 from slurmlight.tracking.names import SECONDS, series
 
@@ -38,16 +38,6 @@ def write(folder: Path, config: EvalConfig, subject: Subject, failed: Mapping[Ke
     write_atomic(out / "report.md", _utf8(markdown(summary)))
     write_atomic(out / "report.html", _utf8(html(summary, _pictures(config, summary))))
     return summary
-
-
-def complete(folder: Path) -> bool:
-    """Whether the report in ``folder`` lacks no question.
-
-    A partial evaluation has the finish mark, too, so that no supervisor comes back for it; whoever starts it again wants the
-    open questions asked.
-    """
-    summary = read_json(folder / "report" / "summary.json")
-    return isinstance(summary, dict) and bool(summary.get("complete"))
 
 
 def _pictures(config: EvalConfig, summary: Mapping[str, Any]) -> dict[str, bytes]:

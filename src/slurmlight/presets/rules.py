@@ -15,7 +15,7 @@ from slurmlight.presets.schema import Preset
 from slurmlight.rewards.catalogue import REWARDS
 from slurmlight.slurmtime import minutes
 
-MEMORY = re.compile(r"\d{1,12}([KMGT]B?)?", re.IGNORECASE)
+MEMORY = re.compile(r"[0-9]{1,12}([KMGT]B?)?", re.IGNORECASE)
 LONGEST_D = 24_855  # sbatch counts seconds in 31 bits: a longer limit silently becomes another one, 71582790 for one 2 minutes
 
 
