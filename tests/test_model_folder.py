@@ -124,7 +124,7 @@ def test_a_folder_whose_files_cannot_be_read_is_told(folder: Path) -> None:
     (folder / "config.json").mkdir()
     with pytest.raises(UserError, match=r"config\.json cannot be read \(Is a directory\)"):
         modelfolder.check(folder)
-    with pytest.raises(UserError, match="cannot be read .*too long"):
+    with pytest.raises(UserError, match=r"cannot be read .*too long"):
         modelfolder.check(folder / ("x" * 300))
 
 

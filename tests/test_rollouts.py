@@ -94,6 +94,49 @@ def test_an_agent_that_raises_fails_its_episode_only_and_is_never_a_reward_of_0(
     assert played[1].calls == ()
 
 
+@pytest.mark.stack
+def test_the_verl_engine_plays_a_failed_episode_once_more_but_none_that_was_slow(
+    playground: Playground, tmp_path: Path
+) -> None:
+    pytest.importorskip("verl", reason="verl is not installed (requirements-stack.lock)")
+    from slurmlight.presets.learning import CreditSection
+    from slurmlight.train.verl.engine import _EndedSince
+    from slurmlight.train.verl.rollouts import Hooks, Rollouts, Rules
+
+    gateway, told = playground.gateway, []
+    rollouts = Rollouts(agl_base_url=gateway.url, agl_key=gateway.key, model="some/model", step=1)
+    hooks: Any = Hooks(
+        *[lambda *_: None] * 3,
+        alive=playground.pool.check,
+        ended=_EndedSince(gateway.api),
+        episode_ended=playground.pool.episode_ended,
+        forget=gateway.api.forget,
+        save=lambda *_: None,
+    )
+    rollouts.guard(Rules(0, 0.5, False, CreditSection()), hooks, told.append, [])
+    troubles = ["", f"raise {tmp_path / 'raised'}", "raise", "hang"]
+    data = {"question": [f"again {n}?" for n in range(4)], "seed": [*range(4)], "trouble": troubles}
+    done = rollouts.enqueue_and_wait_until_completed(data, is_train=True)
+    assert sorted(one.sample_idx_in_step for one in done) == [0, 1] and rollouts.failed == 2
+    assert {one.rollout_id.endswith("-again") for one in done if one.sample_idx_in_step == 1} == {True}
+    assert all(one.triplets and one.final_reward in (0.0, 1.0) for one in done)
+
+
+def test_an_episode_whose_runner_has_lost_it_fails(playground: Playground, tmp_path: Path) -> None:
+    """A claim whose answer got lost: it runs, and nobody plays it."""
+    with Gateway(tmp_path, "some/model", 1.0) as gateway:
+        gateway.api.enqueue([{"rollout_id": "adrift", "input": {}, "is_train": True}])
+        gateway.api._post("/claims", {"name": "runner-1", "limit": 1})
+        pool = RunnerPool(gateway, tmp_path, RunnerSection(n_runners=1, rollout_timeout_s=0.5), tmp_path)
+        pool.check()
+        assert gateway.api.ended(0)[0] == []  # it may still be playing
+        pool.overdue_s = 0.0
+        pool.looked = 0.0
+        pool.check()
+        (ended,), _ = gateway.api.ended(0)
+        assert (ended.name, ended.error) == ("adrift", "lost: no answer long after the time-out")
+
+
 def test_an_agent_that_hangs_fails_at_its_time_limit_and_holds_nobody_up(playground: Playground) -> None:
     played = playground.play(jobs("hang", 8, j0="hang", j5="hang"))
     assert [one.reward is None for one in played] == [True, False, False, False, False, True, False, False]

@@ -190,7 +190,7 @@ def test_bad_places_are_named(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write the tiny policy"):
         ensure_tiny_policy(tmp_path / "file/m", data, 0, SHORT)
-    with pytest.raises(UserError, match="cannot write the tiny policy to .*Not a directory"):
+    with pytest.raises(UserError, match=r"cannot write the tiny policy to .*Not a directory"):
         ensure_tiny_policy(tmp_path / "file", data, 0, SHORT)
 
 

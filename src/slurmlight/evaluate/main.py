@@ -95,13 +95,13 @@ class Evaluation:
         self.total = len(tasks) * self.config.samples
         self.store = Store(self.folder.path, self.attempt)
         self._beat("load")
-        subject = pin(self.folder.path, self.config, tasks, self._waiting)
+        subject = pin(self.folder.path, self.config, tasks, lambda: self._waiting("wait for a merge"))
         if self.config.against:
             check_other(self.config, subject, Path(self.config.against))
         judges = Judges(min(4, os.cpu_count() or 1), Limits(timeout_s=self.config.training().agent.query_timeout_s))
         if len(self.store.answers) == self.total:
             return self._report(subject, {})
-        with serving(self.config, subject, self.logs, lambda: self._beat("start server")) as servers, judges:
+        with serving(self.config, subject, self.logs, lambda: self._waiting("start server")) as servers, judges:
             harness = Harness(self.config, tasks, self.store, servers, judges, self._tick, self._saved)
             return self._ask(harness, servers, subject)
 
@@ -161,8 +161,8 @@ class Evaluation:
         request = self.folder.stop_request()
         return request is not None and request.attempt >= self.attempt
 
-    def _waiting(self) -> None:
-        self._beat("wait for a merge")
+    def _waiting(self, phase: str) -> None:
+        self._beat(phase)
         if self._tick():
             raise Stopped
 
