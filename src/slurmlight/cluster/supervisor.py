@@ -171,6 +171,8 @@ class Supervisor:
             if lost := payload.lost():
                 log.phase("lost", lost)
                 payload.end(grace=NODE_LOST_S)
+                if not self.warning:
+                    self.run_folder.clear_stop()  # the payload took the signal for a request
                 return ""
             if hung := payload.look():
                 log.phase("hang", hung)
