@@ -105,13 +105,18 @@ def test_the_verl_engine_plays_a_failed_episode_once_more_but_none_that_was_slow
 
     gateway, told = playground.gateway, []
     rollouts = Rollouts(agl_base_url=gateway.url, agl_key=gateway.key, model="some/model", step=1)
-    hooks: Any = Hooks(
-        *[lambda *_: None] * 3,
+
+    def unasked(*_: Any) -> Any: ...
+
+    hooks = Hooks(
+        beat=unasked,
+        log=unasked,
+        stop=unasked,
         alive=playground.pool.check,
         ended=_EndedSince(gateway.api),
         episode_ended=playground.pool.episode_ended,
         forget=gateway.api.forget,
-        save=lambda *_: None,
+        save=unasked,
     )
     rollouts.guard(Rules(0, 0.5, False, CreditSection()), hooks, told.append, [])
     troubles = ["", f"raise {tmp_path / 'raised'}", "raise", "hang"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,17 @@ from slurmlight.train.embedded.steady import MEND, Ruined, Steady
 from slurmlight.train.engine import Outcome, TrainingRun
 from slurmlight.train.saving import Retention, prune, saving
 from slurmlight.train.verl.gpus import idle_gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What a trainer of verl's tells the engine and asks of it, on every stack."""
+
+    beat: Callable[[int, str, str], None]  # step, phase, note
+    log: Callable[[int, dict[str, Any]], None]  # step, verl's metrics of that step
+    stop: Callable[[], bool]
+    episode_ended: Callable[[], None]  # one succeeded: the runners work
+    save: Callable[[int, Callable[[Path], None]], None]  # step, writer of a folder
 
 
 class Keeper:

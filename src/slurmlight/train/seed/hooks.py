@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from slurmlight.train import keeper
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,11 @@ class Death:
     how: str
 
 
-@dataclass(frozen=True)
-class Hooks:
+@dataclass(frozen=True, kw_only=True)
+class Hooks(keeper.Hooks):
     """``alive`` and ``episode_ended`` are called in the daemon's thread while the trainer's waits, the others in its own."""
 
-    beat: Callable[[int, str, str], None]  # step, phase, note
-    log: Callable[[int, dict[str, Any]], None]  # step, metrics of that step
-    stop: Callable[[], bool]
     alive: Callable[[], list[Death]]  # several times a second; raises where the attempt cannot go on
-    episode_ended: Callable[[], None]  # one succeeded: the runners work
-    save: Callable[[int, Callable[[Path], None]], None]  # step, writer of a folder
 
 
 @dataclass(frozen=True)

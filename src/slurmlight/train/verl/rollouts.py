@@ -7,13 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentlightning.schemas import Event, Rollout, RolloutConfig, RolloutCreate, RolloutState
 from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout, EnqueuedRollout
 
 from slurmlight.presets.learning import CreditSection
+from slurmlight.train import keeper
 from slurmlight.train.rollouts.gateway import Ended
 from slurmlight.train.rollouts.play import TooManyFailed
 from slurmlight.train.rollouts.runner import BLOCKED, TIMEOUT
@@ -23,18 +23,13 @@ RETRIES = 2  # of a call to the gateway, which is on this machine (2 + 4 s); Age
 AGAIN = "-again"  # ends the name of an episode's second try
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What the trainer tells and asks. All are called in the trainer's own thread."""
+@dataclass(frozen=True, kw_only=True)
+class Hooks(keeper.Hooks):
+    """All are called in the trainer's own thread."""
 
-    beat: Callable[[int, str, str], None]  # step, phase, note
-    log: Callable[[int, dict[str, Any]], None]  # step, verl's metrics of that step
-    stop: Callable[[], bool]
     alive: Callable[[], None]  # called several times a second; raises where gateway or runners are beyond help
     ended: Callable[[], Iterable[Ended]]  # the episodes that ended since the last call
-    episode_ended: Callable[[], None]  # one succeeded: the runners work
     forget: Callable[[Sequence[str]], None]  # rollouts that the gateway need not keep any more
-    save: Callable[[int, Callable[[Path], None]], None]  # step, writer of a folder
 
 
 @dataclass(frozen=True)
