@@ -139,6 +139,20 @@ def test_compiled_kernels_are_there_for_the_next_attempt_and_go_with_the_job(tmp
     assert word == "x" and job.name.startswith(f"slurmlight-{os.getuid()}-local-") and not job.exists()
 
 
+def test_temporary_files_and_caches_are_in_the_scratch_folder_of_the_profile(tmp_path: Path):
+    scratch = tmp_path / "local"
+    run = runs.make_run(tmp_path, gpus=1, scratch=str(scratch))
+    code, said = runs.finish(run)
+    assert code == 1 and f"scratch folder {scratch} cannot be written on this node" in said + runs.log(run)
+    scratch.mkdir()
+    told = f"open({str(tmp_path)!r} + '/told', 'w').write"
+    runs.add_fault(run, 2, f"{told}(os.environ['TMPDIR'] + ' ' + os.environ['VLLM_CACHE_ROOT'])")
+    code, said = runs.finish(run)
+    assert code == 0, said
+    assert all(Path(place).is_relative_to(scratch) for place in (tmp_path / "told").read_text().split())
+    assert not list(scratch.iterdir()), "both go with the job"
+
+
 def test_processes_that_a_payload_left_behind_are_ended(tmp_path: Path):
     run = runs.make_run(tmp_path, steps=4)
     stray = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)"

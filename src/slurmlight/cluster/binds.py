@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from slurmlight.cluster import ports
 from slurmlight.cluster.runtimes import Bind
 from slurmlight.errors import UserError
 from slurmlight.plan import JobPlan
@@ -21,7 +22,7 @@ def of_plan(plan: JobPlan, extra: Iterable[str] = ()) -> tuple[Bind, ...]:
     """
     project = Path(plan.project_folder)
     own = [project, Path(plan.run_folder), *(project / name for name in ("data", "models", "checkpoints"))]
-    own.append(Path(plan.scratch or "/tmp"))
+    own.append(ports.root(plan.scratch))
     paths = [str(way) for path in own if path.exists() for way in (path, path.resolve())] + list(extra)
     asked = [parse(text) for text in plan.binds]
     taken = {bind.target for bind in asked}

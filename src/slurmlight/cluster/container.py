@@ -190,8 +190,8 @@ def _constants(plan: JobPlan, temp: str, passed: Collection[str]) -> tuple[tuple
     pairs |= {name: f"{temp or home}/.cache/{leaf}" for name, leaf in CACHES.items() if name not in passed}
     if "HF_HOME" not in passed:
         pairs["HF_HOME"] = f"{home}/.cache/huggingface"  # downloads outlive the attempt
-    if temp:
-        pairs["TMPDIR"] = temp
+    if temp or plan.scratch:
+        pairs["TMPDIR"] = temp or plan.scratch
     source = Path(plan.project_folder, "src")
     if (source / "slurmlight").is_dir():
         pairs["PYTHONPATH"] = str(source)

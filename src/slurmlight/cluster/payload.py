@@ -86,9 +86,10 @@ class Payload:
             self.ray.end()
         processes.end(processes.marked([self.attempt.mark]), grace)
         self.process.wait()
-        remove_temp(self.attempt)
+        remove_temp(self.plan, self.attempt)
         if self.ray:  # its step is often killed before it can clear up; on the other nodes that is its own affair
-            shutil.rmtree(ports.job_folder(self.attempt.job) / str(self.attempt.attempt), ignore_errors=True)
+            job = ports.job_folder(self.attempt.job, ports.root(self.plan.scratch))
+            shutil.rmtree(job / str(self.attempt.attempt), ignore_errors=True)
         if self.plan.image:
             container.remove(self.plan, self.attempt.attempt)
 
@@ -111,8 +112,8 @@ class Payload:
             return
 
 
-def _temp_folder(attempt: Attempt) -> Path:
-    return Path(tempfile.gettempdir()) / f"sl-{attempt.mark[:8]}"  # short: Ray's socket paths end at 107 bytes
+def _temp_folder(plan: JobPlan, attempt: Attempt) -> Path:
+    return Path(plan.scratch or tempfile.gettempdir()) / f"sl-{attempt.mark[:8]}"  # short: Ray's socket paths end at 107 bytes
 
 
 def _temp(plan: JobPlan, attempt: Attempt) -> dict[str, str]:
@@ -122,7 +123,7 @@ def _temp(plan: JobPlan, attempt: Attempt) -> dict[str, str]:
     """
     if plan.image or plan.nodes > 1:
         return {}
-    folder = _temp_folder(attempt)
+    folder = _temp_folder(plan, attempt)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except OSError:  # the payload will say what of that matters
@@ -135,14 +136,15 @@ def _caches(plan: JobPlan, attempt: Attempt, env: Mapping[str, str]) -> dict[str
     if not plan.gpus:
         return {}
     try:
-        return {name: folder for name, folder in ports.make_caches(attempt.job).items() if name not in env}
+        made = ports.make_caches(attempt.job, ports.root(plan.scratch))
+        return {name: folder for name, folder in made.items() if name not in env}
     except UserError:  # it compiles them again
         return {}
 
 
-def remove_temp(attempt: Attempt) -> None:
+def remove_temp(plan: JobPlan, attempt: Attempt) -> None:
     """Remove what the payload of ``attempt`` left in the node's temporary folder. Raises nothing."""
-    shutil.rmtree(_temp_folder(attempt), ignore_errors=True)
+    shutil.rmtree(_temp_folder(plan, attempt), ignore_errors=True)
 
 
 def _ray(run: RunFolder, plan: JobPlan, attempt: Attempt, env: Mapping[str, str], output: int) -> RayCluster | None:

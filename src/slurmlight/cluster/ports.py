@@ -171,6 +171,11 @@ def _taken(ports: range) -> int | None:
 # folders and names
 
 
+def root(scratch: str) -> Path:
+    """Where the folders of jobs are made: the profile's scratch folder, else /tmp (TMPDIR may be on a shared file system)."""
+    return Path(scratch or "/tmp")
+
+
 def job_folder(job_id: str | int, root: Path = Path("/tmp")) -> Path:
     """This job's own node-local folder. Never TMPDIR (it may be long or shared), never /tmp/ray (it may be another's)."""
     return root / f"slurmlight-{os.getuid()}-{job_id}"

@@ -66,6 +66,14 @@ def payload_exists(plan: JobPlan, folder: RunFolder) -> None:
 
 
 @check
+def scratch_is_there(plan: JobPlan, folder: RunFolder) -> None:
+    """The node's folder for temporary files and caches, where the profile names one."""
+    if plan.scratch and not os.access(plan.scratch, os.W_OK | os.X_OK):
+        mend = "mend scratch in the profile, or have it made on the node"
+        raise BadNode(f"scratch folder {plan.scratch} cannot be written on this node", mend)
+
+
+@check
 def gpus_are_free(plan: JobPlan, folder: RunFolder) -> None:
     """The GPUs that Slurm bound are those asked for, and nobody else's processes hold their memory."""
     if plan.gpus and plan.cluster == "slurm":

@@ -1,7 +1,7 @@
 """Ray over the nodes of a job: one srun step runs this module's ``main`` on every node, in the container.
 
     cluster = RayCluster(plan, attempt, nodes, folder, env, output)      # batch host; then payload with cluster.variables()
-    python -m slurmlight.cluster.raycluster FOLDER GPUS CPUS             # one task a node; task 0 is the head
+    python -m slurmlight.cluster.raycluster FOLDER GPUS CPUS ROOT        # one task a node; task 0 is the head
 
 On one node there is no cluster: the trainer starts Ray itself. All nodes share a token (a file of mode 0600 in the attempt's
 folder, by which Ray authenticates) and the head's address (head.json there). The trainer counts, and names who is missing.
@@ -41,6 +41,7 @@ class RayCluster:
         (folder / "head.json").unlink(missing_ok=True)
         write_atomic(folder / "ray-token", secrets.token_hex(32), mode=0o600)
         argv = [sys.executable, "-m", "slurmlight.cluster.raycluster", str(folder), str(plan.gpus), str(plan.cpus)]
+        argv.append(str(ports.root(plan.scratch)))
         wrapped = container.wrap(
             plan, argv, attempt, role="ray", launcher=srun(len(nodes)), environ=dict(env) | self.variables()
         )
@@ -92,7 +93,7 @@ def main() -> int:
     folder, gpus, cpus = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rank, job = int(os.environ["SLURM_PROCID"]), os.environ["SLURM_JOB_ID"]
     attempt = int(folder.name) if folder.name.isdigit() else 0
-    temp = ports.temp_folder(job, attempt)
+    temp = ports.temp_folder(job, attempt, Path(sys.argv[4]))
     with ports.reserve(f"{job}.{rank}", attempt) as reserved:
         for note in reserved.notes:
             print(note, flush=True)

@@ -74,12 +74,12 @@ class Supervisor:
             while True:
                 decision, end, log = self._attempt()
                 if decision.verdict != "requeue":
-                    ports.forget(self.place.job)
+                    ports.forget(self.place.job, ports.root(self.plan.scratch))
                     return outcome.write(self.run_folder, decision, end, at_once=self.at_once)
                 if not self.place.local:
                     return self._requeue(end, log)
                 if not self._sleep(RETRY_S):
-                    ports.forget(self.place.job)
+                    ports.forget(self.place.job, ports.root(self.plan.scratch))
                     why = f"stopped on request ({self.warning.reason})" if self.warning else ""
                     return outcome.write(self.run_folder, Decision("stop", why), replace(end, stop_reason="interrupt"))
         except OSError as error:
@@ -126,7 +126,7 @@ class Supervisor:
             log.phase("orphans", f"ending processes of earlier attempts: {' '.join(map(str, orphans))}")
             processes.end(orphans)
         for attempt in history:
-            remove_temp(attempt)
+            remove_temp(self.plan, attempt)
 
     def _start(self, attempt: Attempt, log: Log) -> tuple[End, dict[str, float]]:
         log.phase("preflight")
@@ -236,7 +236,7 @@ class Supervisor:
             return STOPPED
         log.phase("requeue")
         if not self.place.requeue(log.line):
-            ports.forget(self.place.job)
+            ports.forget(self.place.job, ports.root(self.plan.scratch))
             return outcome.write(
                 self.run_folder, Decision("stop", "Slurm did not requeue the job", "launch the same run again"), end
             )

@@ -131,7 +131,7 @@ def _ports(what: Subject) -> Iterator[Finding]:
 
 
 def _folders(what: Subject) -> Iterator[Finding]:
-    scratch = Path(what.plan.scratch) if what.plan and what.plan.scratch else Path("/tmp")
+    scratch = ports.root(what.plan.scratch if what.plan else "")
     if what.stack != "tiny":
         yield machine.check_temp(str(ports.job_folder(os.environ.get("SLURM_JOB_ID", "1000000"), scratch) / "1"))
     if what.folder and what.plan and what.preset:
