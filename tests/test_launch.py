@@ -155,6 +155,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(arguments: tuple[str, ...],
         (["launch", "--preset", "tiny", "--nodes", "0"], ("'--nodes'", "slurmlight.cli launch --help")),
         (["sql", "check"], ("'--db'", "slurmlight.cli sql check --help")),
         (["no-such-command"], ("'no-such-command'", "slurmlight.cli --help")),
+        (["ask", "--db", "x" * 300, "how many?"], ("File name too long",)),
     ],
 )
 def test_option_errors_of_any_command_are_one_line(arguments: list[str], told: tuple[str, ...]) -> None:

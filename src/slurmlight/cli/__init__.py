@@ -56,6 +56,10 @@ def main(arguments: Sequence[str] | None = None, command: str = "") -> None:
     except BrokenPipeError:  # `slurmlight status | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # of a place that somebody named, or whose rights nobody had thought of
+        if error.filename is None:
+            raise
+        _refuse(f"{error.filename}: {error.strerror}", UserError.exit_code)
 
 
 def _run(arguments: list[str] | None, command: str) -> int | None:
