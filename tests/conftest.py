@@ -11,8 +11,8 @@ from tests import slurmbed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first (whole stacks, then clusters): make test deals files to two processes, which then end together."""
-    items.sort(key=lambda item: [mark not in item.keywords for mark in ("stack", "slurm", "image")])
+    """The longest files first (whole stacks, then clusters, images, trainings): make test deals files to two processes, which then end together."""
+    items.sort(key=lambda item: [mark not in item.keywords for mark in ("stack", "slurm", "image", "train")])
 
 
 @pytest.fixture(scope="session")

@@ -72,12 +72,18 @@ class SlurmBed:
     """Three nodes with four GPUs each; partition ``a800`` (requeued after ``grace`` seconds) below ``urgent`` (preempts).
 
     ``user_signal`` turns on preempt_send_user_signal; ``slurmd_timeout`` is how long a node may be silent (s): 30 spares a
-    busy machine false node failures, 10 makes a power cut quick; ``kill_wait`` is the time from TERM to KILL (s). Start it
-    from the main thread: daemons die with the thread that started them.
+    busy machine false node failures, 10 makes a power cut quick; ``kill_wait`` is the time from TERM to KILL (s).
+    ``message_timeout`` (s): 5 makes a controller that is down quick to see; a bed whose steps are ended needs Slurm's default
+    of 10. That takes a step 5 s, and a word to it that is not answered in time is said again a minute later: to the next
+    attempt's step of the same number, as a requeue takes seconds here. Start it from the main thread: daemons die with the
+    thread that started them.
     """
 
-    def __init__(self, grace: int = 5, user_signal: bool = False, slurmd_timeout: int = 30, kill_wait: int = 3) -> None:
+    def __init__(
+        self, grace: int = 5, user_signal: bool = False, slurmd_timeout: int = 30, kill_wait: int = 3, message_timeout: int = 5
+    ) -> None:
         self.grace, self.user_signal, self.slurmd_timeout, self.kill_wait = grace, user_signal, slurmd_timeout, kill_wait
+        self.message_timeout = message_timeout
         self.folder = Path()
         self.env: dict[str, str] = {}
         self.track = "linuxproc"
@@ -132,6 +138,7 @@ class SlurmBed:
         config = CONFIG.read_text().format(
             bed=self.folder, host=host, me=getpass.getuser(), port=ports[0], track=self.track, nodes=nodes,
             user_signal=signals, slurmd_timeout=self.slurmd_timeout, grace=self.grace, kill_wait=self.kill_wait,
+            message_timeout=self.message_timeout,
         )  # fmt: skip
         (etc / "slurm.conf").write_text(config)
         (etc / "plugstack.conf").touch()  # keeps the machine's own out

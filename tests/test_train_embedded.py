@@ -23,6 +23,7 @@ from slurmlight.train import main as payload
 from slurmlight.train.checkpoints import scan
 from tests.trainbed import REPOSITORY, make_run
 
+pytestmark = pytest.mark.train
 STEPS = 5
 SETTINGS = [f"trainer.total_training_steps={STEPS}", "trainer.save_freq=2", "trainer.test_freq=5"]
 

@@ -19,6 +19,7 @@ from slurmlight.train.embedded.fallback import fallbacks
 from tests.test_train_embedded import rows, train
 from tests.trainbed import make_run
 
+pytestmark = pytest.mark.train
 STEPS = 6
 PHASES = "curriculum=[{difficulty=0.3,steps=2},{steps=2},{adversarial=true}]"
 LEARNING = [

@@ -86,7 +86,7 @@ weight = 0.5
 @pytest.fixture(scope="module")
 def bed(slurm: SlurmBed) -> Iterator[SlurmBed]:
     """A cluster of its own (``slurm`` skips where there is none): a step of this engine takes longer than its KillWait."""
-    with SlurmBed(grace=60, slurmd_timeout=60, kill_wait=120) as bed:
+    with SlurmBed(grace=60, slurmd_timeout=60, kill_wait=120, message_timeout=10) as bed:
         yield bed
 
 
